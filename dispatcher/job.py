@@ -1,0 +1,79 @@
+"""A job: one admitted request on its way through a worker, from the bytes of its body to the bytes of its answer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from dispatcher.errors import Cancelled, DeadlineExceeded
+from dispatcher.request import Request, Result
+from gpu_core.errors import SidetokError
+
+A = TypeVar("A")
+
+
+class Job(Generic[A]):
+    """One request. `read`, `write` and `fail` run on a worker; `on_done` runs on the event loop, exactly once."""
+
+    __slots__ = (
+        "_claim",
+        "abandoned",
+        "admitted_bytes",
+        "answer",
+        "deadline_ns",
+        "error",
+        "fail",
+        "model",
+        "on_done",
+        "read",
+        "route",
+        "settled",
+        "submitted_ns",
+        "write",
+    )
+
+    def __init__(
+        self,
+        read: Callable[[], Request],
+        write: Callable[[Request, Result], A],
+        fail: Callable[[SidetokError], A],
+        on_done: Callable[[Job[A]], Any],
+        admitted_bytes: int,
+        deadline_ns: int,
+    ) -> None:
+        self.read = read
+        self.write = write
+        self.fail = fail
+        self.on_done = on_done
+        self.admitted_bytes = admitted_bytes
+        self.deadline_ns = deadline_ns
+        """On the clock of `time.monotonic_ns`; 0 = never."""
+        self.submitted_ns = time.monotonic_ns()
+        self.model = ""
+        """The name of the model, known once the body was read."""
+        self.route = "cpu"
+        self.answer: A | None = None
+        self.error: BaseException | None = None
+        self.abandoned = False
+        """Nobody waits for the answer any more: the worker stops at the next chance."""
+        self.settled = False
+        """`on_done` was called."""
+        self._claim = threading.Lock()
+
+    def claim(self) -> bool:
+        """Take the job out of the queue; true for exactly one caller: a worker, or whoever cancels it."""
+        return self._claim.acquire(blocking=False)
+
+    def check(self) -> None:
+        """Raise when the answer is no longer wanted. Called between documents and stages."""
+        if self.abandoned:
+            raise Cancelled("The client went away.")
+        if self.deadline_ns and time.monotonic_ns() > self.deadline_ns:
+            raise deadline_exceeded()
+
+
+def deadline_exceeded() -> DeadlineExceeded:
+    """The error of a request whose deadline passed."""
+    return DeadlineExceeded("The deadline of the request passed; send less text at once, or allow more time.")

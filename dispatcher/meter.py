@@ -1,0 +1,125 @@
+"""Counters that cost little on the hot path: each is owned by one thread and summed when somebody asks.
+
+Nothing here knows Prometheus; `service.metrics` publishes the snapshots.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+DURATION_BUCKETS_S = (
+    *(1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3),
+    *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+)
+"""Upper bounds of the duration histograms, 10 us to 10 s; the last bucket is open."""
+
+
+class Histogram:
+    """Counts of durations by bucket. One thread writes; readers may be one observation behind."""
+
+    __slots__ = ("counts", "sum_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(DURATION_BUCKETS_S) + 1)
+        self.sum_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one duration, in seconds."""
+        self.counts[bisect_left(DURATION_BUCKETS_S, seconds)] += 1
+        self.sum_s += seconds
+
+    def add(self, other: Histogram) -> None:
+        """Add the counts of another histogram to this one."""
+        self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
+        self.sum_s += other.sum_s
+
+    @property
+    def n(self) -> int:
+        """Number of observations."""
+        return sum(self.counts)
+
+
+class WorkKey(NamedTuple):
+    """Labels of one row of work."""
+
+    model: str
+    route: str
+
+
+@dataclass(slots=True)
+class Work:
+    """What one worker did for one model on one route; CPU times are of the thread clock, in ns."""
+
+    decode_body_cpu_ns: int = 0
+    encode_cpu_ns: int = 0
+    write_answer_cpu_ns: int = 0
+    n_documents: int = 0
+    n_tokens: int = 0
+    n_bytes: int = 0
+
+    def add(self, other: Work) -> None:
+        """Add the numbers of another row to this one."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+@dataclass(slots=True)
+class WorkerTally:
+    """All that one worker thread counts."""
+
+    work: dict[WorkKey, Work] = field(default_factory=dict)
+    queue: dict[str, Histogram] = field(default_factory=dict)
+
+    def row(self, model: str, route: str) -> Work:
+        """The row of a model and route, made on first use."""
+        key = WorkKey(model, route)
+        row = self.work.get(key)
+        if row is None:
+            row = self.work[key] = Work()
+        return row
+
+    def queue_of(self, route: str) -> Histogram:
+        """The queue histogram of a route, made on first use."""
+        histogram = self.queue.get(route)
+        if histogram is None:
+            histogram = self.queue[route] = Histogram()
+        return histogram
+
+
+def total(tallies: Iterable[WorkerTally]) -> WorkerTally:
+    """The sum of several tallies; safe while their owners go on counting."""
+    result = WorkerTally()
+    for tally in tallies:
+        for key, work in dict(tally.work).items():
+            result.row(*key).add(work)
+        for route, histogram in dict(tally.queue).items():
+            result.queue_of(route).add(histogram)
+    return result
+
+
+class ThreadClocks:
+    """CPU clocks of named threads, readable from any thread (Linux, through the thread's CPU clock id)."""
+
+    def __init__(self) -> None:
+        self._clocks: dict[str, tuple[threading.Thread, int, int]] = {}
+
+    def register(self, part: str, thread: threading.Thread | None = None) -> None:
+        """Count the CPU time of `thread` (default: the calling one) from now on under the name `part`."""
+        thread = thread or threading.current_thread()
+        if thread.ident is None:
+            raise RuntimeError("a thread has a clock only once it was started")
+        clock = time.pthread_getcpuclockid(thread.ident)
+        self._clocks[part] = (thread, clock, time.clock_gettime_ns(clock))
+
+    def snapshot(self) -> dict[str, int]:
+        """CPU time since registration, in ns, of every registered thread that is alive."""
+        return {
+            part: time.clock_gettime_ns(clock) - start
+            for part, (thread, clock, start) in dict(self._clocks).items()
+            if thread.is_alive()
+        }

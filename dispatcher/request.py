@@ -1,0 +1,81 @@
+"""The one request type that every dialect and codec is translated into, and its result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from dispatcher.tokenizer import Tokenizer
+
+TruncationSide = Literal["left", "right"]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeOptions:
+    """What to compute for each document. Defaults are those of the reference `Tokenizer.encode`."""
+
+    add_special_tokens: bool = True
+    """Run the file's post-processor (BOS, EOS, ...)."""
+    max_tokens: int | None = None
+    """Keep at most this many ids, special tokens included; None keeps all."""
+    truncation_side: TruncationSide = "right"
+    """The side that is cut off when a document is longer than `max_tokens`."""
+    char_offsets: bool = False
+    byte_offsets: bool = False
+    token_strings: bool = False
+    special_tokens_mask: bool = False
+    count_only: bool = False
+    """Only `n_tokens` is wanted; `ids` stays empty."""
+
+    @property
+    def ids_only(self) -> bool:
+        """Whether nothing that only the reference engine can tell is asked for."""
+        return not (self.char_offsets or self.byte_offsets or self.token_strings or self.special_tokens_mask)
+
+
+@dataclass(slots=True)
+class EncodedDocument:
+    """The result of one document. Arrays have one row per id, special tokens included."""
+
+    ids: bytes
+    """Packed little-endian uint32, 4 bytes per id; empty with `count_only`."""
+    n_tokens: int
+    truncated: bool = False
+    char_offsets: NDArray[np.uint32] | None = None
+    """(n_tokens, 2): start and end in characters (code points) of the document."""
+    byte_offsets: NDArray[np.uint32] | None = None
+    """(n_tokens, 2): start and end in bytes of the document's UTF-8."""
+    token_strings: list[str] | None = None
+    special_tokens_mask: NDArray[np.uint8] | None = None
+    """(n_tokens,): 1 for ids that the post-processor added."""
+
+
+@dataclass(slots=True)
+class EncodeRequest:
+    """Documents to encode with one tokenizer. `model` is the label in metrics."""
+
+    model: str
+    tokenizer: Tokenizer
+    documents: list[str]
+    options: EncodeOptions
+    n_bytes: int = 0
+    """UTF-8 bytes of all documents (may be estimated from the body)."""
+
+
+@dataclass(slots=True)
+class DecodeRequest:
+    """Sequences of ids (uint32 arrays) to decode with one tokenizer."""
+
+    model: str
+    tokenizer: Tokenizer
+    sequences: list[NDArray[np.uint32]]
+    skip_special_tokens: bool = True
+    n_bytes: int = 0
+
+
+Request = EncodeRequest | DecodeRequest
+Result = list[EncodedDocument] | list[str]

@@ -1,0 +1,85 @@
+"""The shadow check: a sampled fraction of answers is computed again by the reference, off the path, and compared."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import random
+import threading
+from dataclasses import dataclass
+
+from dispatcher.meter import ThreadClocks
+from dispatcher.request import EncodedDocument, EncodeRequest
+
+log = logging.getLogger("sidetok.shadow")
+
+MAX_WAITING = 64
+"""Documents that wait for the check; more are dropped and counted, so that the check never holds much text."""
+
+
+@dataclass(slots=True)
+class ShadowCounts:
+    """Outcomes of the check, in documents."""
+
+    n_equal: int = 0
+    n_mismatched: int = 0
+    n_dropped: int = 0
+    n_failed: int = 0
+
+
+class ShadowCheck:
+    """Compares sampled documents with the reference on one low-priority thread."""
+
+    def __init__(self, fraction: float, clocks: ThreadClocks, seed: int | None = None) -> None:
+        if not 0.0 <= fraction <= 1.0:
+            raise ValueError(f"--shadow-check is a fraction from 0 to 1, not {fraction}")
+        self.fraction = fraction
+        self.counts: dict[str, ShadowCounts] = {}
+        self._random = random.Random(seed)
+        self._queue: queue.Queue[tuple[EncodeRequest, str, EncodedDocument] | None] = queue.Queue(MAX_WAITING)
+        self._thread: threading.Thread | None = None
+        if fraction:
+            self._thread = threading.Thread(target=self._work, name="sidetok-shadow", daemon=True)
+            self._thread.start()
+            clocks.register("shadow_check", self._thread)
+
+    def sample(self, request: EncodeRequest, result: list[EncodedDocument]) -> None:
+        """Offer the documents of one request; each is taken with the probability `fraction`."""
+        for document, encoded in zip(request.documents, result, strict=True):
+            if self._random.random() < self.fraction:
+                try:
+                    self._queue.put_nowait((request, document, encoded))
+                except queue.Full:
+                    self._counts_of(request.model).n_dropped += 1
+
+    def close(self) -> None:
+        """Check what is waiting, then stop."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+
+    def _counts_of(self, model: str) -> ShadowCounts:
+        return self.counts.setdefault(model, ShadowCounts())
+
+    def _work(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        while (item := self._queue.get()) is not None:
+            counts = self._counts_of(item[0].model)
+            try:
+                self._compare(*item, counts)
+            except Exception:
+                counts.n_failed += 1
+                log.warning("shadow check failed", extra={"model": item[0].model}, exc_info=False)
+
+    @staticmethod
+    def _compare(request: EncodeRequest, document: str, encoded: EncodedDocument, counts: ShadowCounts) -> None:
+        expected = request.tokenizer.reference_encode(document, request.options)
+        if (expected.ids, expected.n_tokens) == (encoded.ids, encoded.n_tokens):
+            counts.n_equal += 1
+            return
+        counts.n_mismatched += 1
+        log.error(
+            "an engine disagrees with the reference; report it and serve the model with --cpu-engine reference",
+            extra={"model": request.model, "n_tokens": encoded.n_tokens, "expected_n_tokens": expected.n_tokens},
+        )

@@ -1,0 +1,56 @@
+"""The shape of a hot endpoint: a pure translation between one wire format and the dispatcher's request type.
+
+`read`, `write` and `fail` run on a worker thread, never on the event loop (`fail` also runs there for refusals before the body
+was read, so it must be cheap). They do no I/O, keep no state between calls, and never put text of a document into an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from dispatcher.request import Request, Result
+from gpu_core.errors import SidetokError
+
+
+@dataclass(slots=True)
+class Head:
+    """The head of one HTTP request. Header names are lower-case bytes, as in ASGI."""
+
+    path: str
+    query: bytes
+    headers: list[tuple[bytes, bytes]]
+    request_id: str
+    content_type: bytes = b""
+    """The media type without parameters, lower-case; empty when the header is missing."""
+    accept: bytes = b""
+    content_length: int | None = None
+    timeout_s: float | None = None
+    """From the `X-Request-Timeout` header: seconds until this request is answered with 504."""
+    traceparent: bytes = b""
+    dialect: bytes = b""
+    """From the `X-Sidetok-Dialect` header: `vllm` or `sglang`; empty for the server's default."""
+    client: bytes = b""
+
+
+@dataclass(slots=True)
+class Answer:
+    """One HTTP answer. `Content-Length`, `X-Request-Id` are added by the sender."""
+
+    body: bytes
+    content_type: bytes = b"application/json"
+    status: int = 200
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+
+
+class Endpoint(Protocol):
+    """One POST endpoint."""
+
+    def read(self, head: Head, body: bytes) -> Request:
+        """Parse the body. Raises `CallerError` (unknown model, wrong field, invalid text)."""
+
+    def write(self, head: Head, request: Request, result: Result) -> Answer:
+        """Format the result in the codec and dialect of `head`."""
+
+    def fail(self, head: Head, error: SidetokError) -> Answer:
+        """Format an error in the dialect of `head`; see `service.errors` for status and type."""
