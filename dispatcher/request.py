@@ -64,6 +64,8 @@ class EncodeRequest:
     options: EncodeOptions
     n_bytes: int = 0
     """UTF-8 bytes of all documents (may be estimated from the body)."""
+    is_batch: bool = False
+    """The caller sent a list, so the answer is one, too."""
 
 
 @dataclass(slots=True)
@@ -75,6 +77,7 @@ class DecodeRequest:
     sequences: list[NDArray[np.uint32]]
     skip_special_tokens: bool = True
     n_bytes: int = 0
+    is_batch: bool = False
 
 
 Request = EncodeRequest | DecodeRequest

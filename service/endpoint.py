@@ -30,7 +30,8 @@ class Head:
     traceparent: bytes = b""
     dialect: bytes = b""
     """From the `X-Sidetok-Dialect` header: `vllm` or `sglang`; empty for the server's default."""
-    client: bytes = b""
+    encoding: bytes = b""
+    """From `Content-Encoding`."""
 
 
 @dataclass(slots=True)

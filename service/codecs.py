@@ -1,0 +1,155 @@
+"""The three codecs of the native API: JSON, msgpack and octet-stream. Same fields, same results in each.
+
+JSON          text as strings, ids as numbers
+msgpack       text as str or bin (UTF-8), ids and offsets as bin: packed little-endian uint32
+octet-stream  one document per body (raw UTF-8), or with `batch=true`: uint32 count, count x uint32 byte lengths, then the documents;
+              options in the query string; the answer is packed ids, or sections (`X-Sidetok-Sections` gives their byte lengths)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgpack
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from dispatcher.errors import InvalidText
+from service.endpoint import Head
+from service.errors import InvalidBody, UnsupportedMediaType
+
+JSON = b"application/json"
+MSGPACK = b"application/msgpack"
+OCTETS = b"application/octet-stream"
+CODECS = {JSON: JSON, MSGPACK: MSGPACK, b"application/x-msgpack": MSGPACK, OCTETS: OCTETS}
+
+IDS_PER_PIECE = 65_536
+"""Ids that are written as JSON in one go (about 0.5 ms); between pieces other threads get the interpreter."""
+
+Fields = dict[str, Any]
+
+
+def request_codec(head: Head) -> bytes:
+    """The codec of the body, by its content type; a missing one means JSON."""
+    codec = CODECS.get(head.content_type or JSON)
+    if codec is None:
+        raise UnsupportedMediaType(
+            "Content-Type is application/json, application/msgpack or application/octet-stream, "
+            "with the document as raw UTF-8 in the last case."
+        )
+    return codec
+
+
+def answer_codec(head: Head) -> bytes:
+    """The codec of the answer: what `Accept` names if it names one of ours, else the codec of the request."""
+    return CODECS.get(head.accept) or CODECS.get(head.content_type or JSON) or JSON
+
+
+def read_fields(head: Head, body: bytes, content: str) -> Fields:
+    """The fields of a request. `content` names the field that an octet-stream body stands for (`text` or `ids`)."""
+    codec = request_codec(head)
+    if codec is OCTETS:
+        fields = dict(query_fields(head.query))
+        fields[content] = frames(body) if fields.pop("batch", False) else body
+        return fields
+    fields = read_json(body) if codec is JSON else read_msgpack(body)
+    if not isinstance(fields, dict):
+        raise InvalidBody("The body is an object with named fields.")
+    return fields
+
+
+def read_json(body: bytes) -> Any:
+    """Parse JSON. The error says where, never what."""
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        if "surrogate" in error.msg:
+            raise InvalidText(f"A string of the body has a lone surrogate (at byte {error.pos}); it is no Unicode text.") from None
+        raise InvalidBody(f"The body is not JSON: {error.msg} at byte {error.pos}.") from None
+
+
+def read_msgpack(body: bytes) -> Any:
+    """Parse msgpack; strings are UTF-8."""
+    try:
+        return msgpack.unpackb(body, raw=False, strict_map_key=True)
+    except UnicodeDecodeError as error:
+        raise InvalidText(f"A string of the body is not UTF-8 (at its byte {error.start}).") from None
+    except (ValueError, msgpack.UnpackException) as error:
+        raise InvalidBody(f"The body is not msgpack ({type(error).__name__}).") from None
+
+
+@lru_cache(maxsize=1024)
+def query_fields(query: bytes) -> tuple[tuple[str, Any], ...]:
+    """The options in a query string, with JSON's types: true, false, numbers, else text."""
+    try:
+        pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=32)
+    except ValueError:
+        raise InvalidBody("The query string is not valid; percent-encode its values as UTF-8.") from None
+    return tuple((name, value if name == "model" else _typed(value)) for name, value in pairs)
+
+
+def _typed(value: str) -> Any:
+    if value in ("true", "false"):
+        return value == "true"
+    return int(value) if value.isdecimal() and value.isascii() and len(value) < 19 else value
+
+
+def frames(body: bytes) -> list[memoryview]:
+    """Split a batch body: uint32 count, that many uint32 lengths in bytes, then the documents, end to end."""
+    if len(body) < 4:
+        raise InvalidBody("A batch body starts with its number of documents as uint32.")
+    count = int.from_bytes(body[:4], "little")
+    start = 4 + 4 * count
+    if start > len(body):
+        raise InvalidBody(f"The batch body names {count} documents but ends inside their lengths.")
+    bounds = start + np.concatenate([[0], np.cumsum(np.frombuffer(body, "<u4", count, 4), dtype=np.int64)])
+    if bounds[-1] != len(body):
+        raise InvalidBody(f"The lengths of the batch body add up to {bounds[-1]} bytes, but it has {len(body)}.")
+    view = memoryview(body)
+    return [view[a:b] for a, b in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)]
+
+
+def text_of(value: Any, where: str) -> str:
+    """One document as text. `where` names the field in the error."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, bytes | memoryview):
+        raise InvalidBody(f"`{where}` is text.", where)
+    try:
+        return str(value, "utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidText(f"`{where}` is not UTF-8: byte {error.start} cannot stand there.") from None
+
+
+def ids_of(value: Any, where: str) -> NDArray[np.uint32]:
+    """One sequence of ids: a list of integers, or packed little-endian uint32."""
+    if isinstance(value, bytes | memoryview):
+        if len(value) % 4:
+            raise InvalidBody(f"`{where}` is packed uint32, but its {len(value)} bytes are no multiple of 4.", where)
+        return np.frombuffer(value, "<u4").astype(np.uint32, copy=False)
+    if not isinstance(value, list) or not {int}.issuperset(map(type, value)):
+        raise InvalidBody(f"`{where}` is a list of integers.", where)
+    if value and (min(value) < 0 or max(value) > 0xFFFFFFFF):
+        raise InvalidBody(f"`{where}` has an id outside 0 to 4294967295.", where)
+    return np.array(value, np.uint32)
+
+
+def array_json(values: NDArray[Any]) -> bytes:
+    """A one- or two-dimensional array as JSON, in pieces so that no single call holds the interpreter for long."""
+    if len(values) <= IDS_PER_PIECE:
+        return orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
+    return b"[" + b",".join(_pieces(values)) + b"]"
+
+
+def ids_json(ids: bytes) -> bytes:
+    """Packed ids as a JSON array."""
+    return array_json(np.frombuffer(ids, "<u4"))
+
+
+def _pieces(values: NDArray[Any]) -> Iterator[bytes]:
+    for start in range(0, len(values), IDS_PER_PIECE):
+        yield orjson.dumps(values[start : start + IDS_PER_PIECE], option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]

@@ -1,0 +1,70 @@
+"""From an ASGI scope to a `Head`: the few headers that matter, checked."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from typing import Any
+
+from service.endpoint import Head
+from service.errors import InvalidBody, UnsupportedMediaType
+
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.{0,200})?")
+_ID_PREFIX = os.urandom(8).hex()
+_next_id = itertools.count(1).__next__
+
+MAX_TIMEOUT_S = 3600.0
+
+
+def new_request_id() -> str:
+    """An id that is unique across processes: a random prefix and a counter."""
+    return f"{_ID_PREFIX}-{_next_id():x}"
+
+
+def read_head(scope: Any) -> Head:
+    """Read what the service needs from the scope of one request.
+
+    An `X-Request-Id` that is not 1 to 128 printable ASCII characters, or a malformed `traceparent`, is replaced or dropped as the
+    W3C recommends; neither fails the request. `check_head` raises for what does.
+    """
+    headers = dict(scope["headers"])
+    get = headers.get
+    request_id = get(b"x-request-id")
+    if request_id is None or not _REQUEST_ID.fullmatch(request_id):
+        name = new_request_id()
+    else:
+        name = request_id.decode("ascii")
+    head = Head(scope["path"], scope["query_string"], scope["headers"], name)
+    content_type = get(b"content-type")
+    if content_type is not None:
+        head.content_type = content_type.partition(b";")[0].strip().lower()
+    head.accept = get(b"accept", b"")
+    if (length := get(b"content-length")) is not None:
+        head.content_length = int(length)
+    if (traceparent := get(b"traceparent")) is not None and _TRACEPARENT.fullmatch(traceparent):
+        head.traceparent = traceparent
+    head.dialect = get(b"x-sidetok-dialect", b"")
+    if (timeout := get(b"x-request-timeout")) is not None:
+        head.timeout_s = _timeout(timeout)
+    head.encoding = get(b"content-encoding", b"")
+    return head
+
+
+def check_head(head: Head) -> None:
+    """Raise for a head that cannot be served, before any byte of the body is read."""
+    if head.encoding not in (b"", b"identity"):
+        raise UnsupportedMediaType("Compressed bodies are not read; send the body without Content-Encoding.")
+    if head.timeout_s is not None and not 0 < head.timeout_s <= MAX_TIMEOUT_S:
+        raise InvalidBody(f"X-Request-Timeout is a number of seconds above 0 and at most {MAX_TIMEOUT_S:g}.")
+    if head.dialect not in (b"", b"vllm", b"sglang"):
+        raise InvalidBody("X-Sidetok-Dialect is vllm or sglang.")
+
+
+def _timeout(value: bytes) -> float:
+    """Seconds, or a value that `check_head` refuses."""
+    try:
+        return float(value)
+    except ValueError:
+        return -1.0

@@ -1,0 +1,189 @@
+"""The hot path: from an ASGI request to a job and back, without the router and without pydantic.
+
+On the event loop happen only: reading the head, collecting the body, admission, and handing the answer to the transport.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from dispatcher.dispatcher import Dispatcher
+from dispatcher.errors import Cancelled, TooBusy
+from dispatcher.job import Job
+from dispatcher.options import DispatcherOptions
+from gpu_core.errors import SidetokError
+from service.endpoint import Answer, Endpoint, Head
+from service.errors import BodyTooLarge, status_of
+from service.head import check_head, read_head
+from service.meter import RequestMeter
+from service.options import ServiceOptions
+
+log = logging.getLogger("sidetok.access")
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+
+TICK_S = 0.05
+"""Period of deadline checks, and the age from which a request is watched for a client that went away."""
+
+
+class HotPath:
+    """Serves POST endpoints. One instance per process; all methods run on the event loop."""
+
+    def __init__(self, dispatcher: Dispatcher, meter: RequestMeter, service: ServiceOptions, work: DispatcherOptions) -> None:
+        self._dispatcher = dispatcher
+        self._admission = dispatcher.admission
+        self._meter = meter
+        self._max_body_bytes = service.max_body_bytes
+        self._timeout_s = work.timeout_s
+        self._access_log = service.access_log
+        self._unwatched: dict[Job[Answer], Receive] = {}
+        self._watchers: dict[Job[Answer], asyncio.Task[None]] = {}
+        self._create_future = asyncio.get_running_loop().create_future
+        self.n_open = 0
+        """Requests between their head and the end of their answer."""
+
+    async def __call__(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, whatever happens, unless the client is gone."""
+        start_ns = time.perf_counter_ns()
+        self.n_open += 1
+        head = read_head(scope)
+        outcome, model = "cancelled", ""
+        try:
+            try:
+                answer, model, outcome = await self._answer(endpoint, head, receive)
+            except SidetokError as error:
+                answer, outcome = _refusal(endpoint, head, error)
+            await self._send(head, answer, send)
+        except (ConnectionResetError, _ClientGone):
+            outcome = "cancelled"
+        finally:
+            self.n_open -= 1
+            seconds = (time.perf_counter_ns() - start_ns) * 1e-9
+            self._meter.observe(model, "cpu", outcome, seconds)
+            if self._access_log:
+                self._log(head, model, outcome, seconds)
+
+    def tick(self) -> None:
+        """Enforce deadlines and start watching for departed clients; called every `TICK_S`."""
+        self._dispatcher.sweep()
+        for job, receive in self._unwatched.items():
+            self._watchers[job] = asyncio.ensure_future(self._watch(job, receive))
+        self._unwatched.clear()
+
+    async def _answer(self, endpoint: Endpoint, head: Head, receive: Receive) -> tuple[Answer, str, str]:
+        check_head(head)
+        n_bytes = head.content_length or 0
+        if n_bytes > self._max_body_bytes:
+            raise self._too_large()
+        self._admission.admit(n_bytes)
+        try:
+            body = await self._body(head, receive)
+        except BaseException:
+            self._admission.release(n_bytes)
+            raise
+        return await self._run(endpoint, head, body, max(n_bytes, len(body)), receive)
+
+    async def _body(self, head: Head, receive: Receive) -> bytes:
+        """Collect the body; one without Content-Length takes its bytes from the admission as they come."""
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _ClientGone
+        body: bytes = message.get("body", b"")
+        if not message.get("more_body", False):
+            return body
+        return b"".join([body, *[chunk async for chunk in self._rest(head, len(body), receive)]])
+
+    async def _rest(self, head: Head, n_bytes: int, receive: Receive) -> Any:
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise _ClientGone
+            chunk: bytes = message.get("body", b"")
+            n_bytes += len(chunk)
+            if n_bytes > self._max_body_bytes:
+                raise self._too_large()
+            more = message.get("more_body", False)
+            yield chunk
+
+    async def _run(self, endpoint: Endpoint, head: Head, body: bytes, n_bytes: int, receive: Receive) -> tuple[Answer, str, str]:
+        timeout_s = self._timeout_s if head.timeout_s is None else head.timeout_s
+        done = self._create_future()
+        job: Job[Answer] = Job(
+            lambda: endpoint.read(head, body),
+            lambda request, result: endpoint.write(head, request, result),
+            lambda error: endpoint.fail(head, error),
+            lambda _: None if done.done() else done.set_result(None),
+            n_bytes,
+            int(timeout_s * 1e9) + time.monotonic_ns() if timeout_s else 0,
+        )
+        self._unwatched[job] = receive
+        self._dispatcher.submit(job)
+        try:
+            await done
+        except asyncio.CancelledError:
+            self._dispatcher.cancel(job)
+            raise
+        finally:
+            if self._unwatched.pop(job, None) is None:
+                self._watchers.pop(job).cancel()
+        if isinstance(job.error, Cancelled):
+            raise _ClientGone
+        if job.answer is None:
+            raise job.error or RuntimeError("a job ended without an answer")
+        return job.answer, job.model, "ok" if job.error is None else status_of(job.error).outcome
+
+    async def _watch(self, job: Job[Answer], receive: Receive) -> None:
+        """Wait for the client to go away, then drop the job and wake whoever waits for its answer."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._dispatcher.cancel(job)
+        job.error = Cancelled("The client went away.")
+        job.on_done(job)
+
+    async def _send(self, head: Head, answer: Answer, send: Send) -> None:
+        headers = [
+            (b"content-type", answer.content_type),
+            (b"content-length", b"%d" % len(answer.body)),
+            (b"x-request-id", head.request_id.encode()),
+            *answer.headers,
+        ]
+        if self._admission.draining:
+            headers.append((b"connection", b"close"))
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "http.response.body", "body": answer.body})
+
+    def _too_large(self) -> BodyTooLarge:
+        return BodyTooLarge(f"The body is over the limit of {self._max_body_bytes} bytes; split it or raise --max-body.")
+
+    def _log(self, head: Head, model: str, outcome: str, seconds: float) -> None:
+        log.info(
+            "request",
+            extra={
+                "request_id": head.request_id,
+                "traceparent": head.traceparent.decode(),
+                "path": head.path,
+                "model": model,
+                "outcome": outcome,
+                "duration_s": round(seconds, 6),
+            },
+        )
+
+
+class _ClientGone(Exception):
+    """The client closed the connection before its answer."""
+
+
+def _refusal(endpoint: Endpoint, head: Head, error: SidetokError) -> tuple[Answer, str]:
+    """The answer to a request that was refused before it became a job; its body may be unread, so the connection ends."""
+    answer = endpoint.fail(head, error)
+    answer.headers.append((b"connection", b"close"))
+    if isinstance(error, TooBusy):
+        answer.headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
+    return answer, status_of(error).outcome

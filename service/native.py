@@ -1,0 +1,258 @@
+"""The native API: encode, decode and count, in every codec."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import msgpack
+import numpy as np
+import orjson
+
+from dispatcher.request import DecodeRequest, EncodedDocument, EncodeOptions, EncodeRequest, Request, Result
+from gpu_core.errors import OverloadError, SidetokError
+from service.codecs import (
+    JSON,
+    MSGPACK,
+    OCTETS,
+    Fields,
+    answer_codec,
+    array_json,
+    ids_json,
+    ids_of,
+    read_fields,
+    text_of,
+)
+from service.endpoint import Answer, Head
+from service.errors import InvalidBody, status_of
+from service.registry import Registry
+
+_BOOLEANS = {
+    "add_special_tokens": "add_special_tokens",
+    "return_char_offsets": "char_offsets",
+    "return_byte_offsets": "byte_offsets",
+    "return_token_strings": "token_strings",
+    "return_special_tokens_mask": "special_tokens_mask",
+}
+_ENCODE_FIELDS = {*_BOOLEANS, "model", "text", "max_tokens", "truncation_side"}
+_DECODE_FIELDS = {"model", "ids", "skip_special_tokens"}
+
+
+class Encode:
+    """`POST /v1/encode`: text to ids."""
+
+    count_only = False
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def read(self, head: Head, body: bytes) -> EncodeRequest:
+        """See `service.endpoint.Endpoint`."""
+        fields = read_fields(head, body, "text")
+        if "text" not in fields:
+            raise InvalidBody("`text` is missing.", "text")
+        text = fields.pop("text")
+        model = self._registry.resolve(_model_name(fields))
+        documents = (
+            [text_of(item, f"text[{i}]") for i, item in enumerate(text)]
+            if isinstance(text, list)
+            else [text_of(text, "text")]
+        )
+        options = encode_options(tuple(fields.items()), self.count_only)
+        request = EncodeRequest(model.name, model.ready_tokenizer, documents, options, len(body))
+        request.is_batch = isinstance(text, list)
+        return request
+
+    def write(self, head: Head, request: Request, result: Result) -> Answer:
+        """See `service.endpoint.Endpoint`."""
+        assert isinstance(request, EncodeRequest)
+        codec = answer_codec(head)
+        return Answer(*_ENCODE_WRITERS[codec](request, result))  # type: ignore[arg-type]
+
+    def fail(self, head: Head, error: SidetokError) -> Answer:
+        """See `service.endpoint.Endpoint`."""
+        return fail(head, error)
+
+
+class Count(Encode):
+    """`POST /v1/count`: how many ids text has; takes what encode takes."""
+
+    count_only = True
+
+
+class Decode:
+    """`POST /v1/decode`: ids to text."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def read(self, head: Head, body: bytes) -> DecodeRequest:
+        """See `service.endpoint.Endpoint`."""
+        fields = read_fields(head, body, "ids")
+        _refuse_unknown(fields, _DECODE_FIELDS)
+        if "ids" not in fields:
+            raise InvalidBody("`ids` is missing.", "ids")
+        ids = fields["ids"]
+        skip = fields.get("skip_special_tokens", True)
+        if not isinstance(skip, bool):
+            raise InvalidBody("`skip_special_tokens` is true or false.", "skip_special_tokens")
+        model = self._registry.resolve(_model_name(fields))
+        is_batch = isinstance(ids, list) and bool(ids) and not isinstance(ids[0], int)
+        sequences = [ids_of(item, f"ids[{i}]") for i, item in enumerate(ids)] if is_batch else [ids_of(ids, "ids")]
+        request = DecodeRequest(model.name, model.ready_tokenizer, sequences, skip, len(body))
+        request.is_batch = is_batch
+        return request
+
+    def write(self, head: Head, request: Request, result: Result) -> Answer:
+        """See `service.endpoint.Endpoint`."""
+        codec = answer_codec(head)
+        text: Any = result if request.is_batch else result[0]
+        if codec is OCTETS:
+            parts = [str(part).encode() for part in result]
+            return Answer(batch_body(parts) if request.is_batch else parts[0], OCTETS)
+        fields = {"model": request.model, "text": text}
+        return Answer(orjson.dumps(fields) if codec is JSON else msgpack.packb(fields), codec)
+
+    def fail(self, head: Head, error: SidetokError) -> Answer:
+        """See `service.endpoint.Endpoint`."""
+        return fail(head, error)
+
+
+def fail(head: Head, error: SidetokError) -> Answer:
+    """An error object as OpenAI-style clients know it: `{"error": {message, type, param, code}}`; msgpack for msgpack clients."""
+    status = status_of(error)
+    fields = {
+        "error": {
+            "message": str(error),
+            "type": status.type,
+            "param": getattr(error, "param", None),
+            "code": status.code,
+        }
+    }
+    codec = answer_codec(head)
+    body = msgpack.packb(fields) if codec is MSGPACK else orjson.dumps(fields)
+    answer = Answer(body, MSGPACK if codec is MSGPACK else JSON, status.code)
+    if isinstance(error, OverloadError):
+        answer.headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
+    return answer
+
+
+@lru_cache(maxsize=1024)
+def _options(fields: tuple[tuple[str, Any], ...], count_only: bool) -> EncodeOptions:
+    values: Fields = dict(fields)
+    _refuse_unknown(values, _ENCODE_FIELDS)
+    known: Fields = {"count_only": count_only}
+    for name, option in _BOOLEANS.items():
+        value = values.get(name)
+        if value is not None:
+            if not isinstance(value, bool):
+                raise InvalidBody(f"`{name}` is true or false.", name)
+            known[option] = value
+    known["max_tokens"] = max_tokens = values.get("max_tokens")
+    if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 0):
+        raise InvalidBody("`max_tokens` is a number of ids, 0 or more.", "max_tokens")
+    if (side := values.get("truncation_side")) is not None:
+        if side not in ("left", "right"):
+            raise InvalidBody("`truncation_side` is left or right.", "truncation_side")
+        known["truncation_side"] = side
+    return EncodeOptions(**known)
+
+
+def encode_options(fields: tuple[tuple[str, Any], ...], count_only: bool) -> EncodeOptions:
+    """Options from request fields; equal sets are checked once."""
+    try:
+        return _options(fields, count_only)
+    except TypeError:  # a list or an object where a plain value belongs
+        _refuse_unknown(dict(fields), _ENCODE_FIELDS)
+        name = next(name for name, value in fields if isinstance(value, list | dict))
+        raise InvalidBody(f"`{name}` is a plain value.", name) from None
+
+
+def _model_name(fields: Fields) -> str | None:
+    name = fields.pop("model", None)
+    if name is not None and not isinstance(name, str):
+        raise InvalidBody("`model` is a name.", "model")
+    return name
+
+
+def _refuse_unknown(fields: Fields, known: set[str]) -> None:
+    """A mistyped option would silently change the ids, so the native API refuses what it does not know."""
+    for name in fields:
+        if name not in known:
+            raise InvalidBody(f"There is no such field here; known fields: {', '.join(sorted(known))}.", "body")
+
+
+def _columns(request: EncodeRequest, document: EncodedDocument) -> Fields:
+    """What was asked for beside ids and count, by its name in the answer."""
+    options = request.options
+    asked: Fields = {}
+    if options.max_tokens is not None:
+        asked["truncated"] = document.truncated
+    for name in ("char_offsets", "byte_offsets", "token_strings", "special_tokens_mask"):
+        if getattr(options, name):
+            asked[name] = getattr(document, name)
+    return asked
+
+
+def _fields(request: EncodeRequest, result: list[EncodedDocument], ids: Callable[[bytes], Any], array: Callable[[Any], Any]) -> Fields:
+    """The answer as named fields; lists of values for a batch."""
+    rows = []
+    for document in result:
+        row: Fields = {"count": document.n_tokens}
+        if not request.options.count_only:
+            row["ids"] = ids(document.ids)
+        for name, value in _columns(request, document).items():
+            row[name] = array(value) if isinstance(value, np.ndarray) else value
+        rows.append(row)
+    if not request.is_batch:
+        return {"model": request.model, **rows[0]}
+    names = rows[0] if rows else ("count",) if request.options.count_only else ("count", "ids")
+    return {"model": request.model, **{name: [row[name] for row in rows] for name in names}}
+
+
+def _write_json(request: EncodeRequest, result: list[EncodedDocument]) -> tuple[bytes, bytes]:
+    fields = _fields(
+        request, result, lambda ids: orjson.Fragment(ids_json(ids)), lambda array: orjson.Fragment(array_json(array))
+    )
+    return orjson.dumps(fields), JSON
+
+
+def _write_msgpack(request: EncodeRequest, result: list[EncodedDocument]) -> tuple[bytes, bytes]:
+    return msgpack.packb(_fields(request, result, bytes, lambda array: array.tobytes())), MSGPACK
+
+
+def _write_octets(
+    request: EncodeRequest, result: list[EncodedDocument]
+) -> tuple[bytes, bytes, int, list[tuple[bytes, bytes]]]:
+    """Ids alone, or sections end to end: counts (batch and count only), ids, then what else was asked for."""
+    options = request.options
+    sections: dict[str, bytes] = {}
+    if request.is_batch or options.count_only:
+        sections["counts"] = np.array([document.n_tokens for document in result], "<u4").tobytes()
+    if not options.count_only:
+        sections["ids"] = result[0].ids if len(result) == 1 else b"".join([document.ids for document in result])
+    columns = [_columns(request, document) for document in result]
+    for name in columns[0] if columns else ():
+        sections[name] = _section(name, [column[name] for column in columns])
+    if len(sections) == 1:
+        return next(iter(sections.values())), OCTETS, 200, []
+    sizes = ",".join(f"{name}={len(section)}" for name, section in sections.items())
+    return b"".join(sections.values()), OCTETS, 200, [(b"x-sidetok-sections", sizes.encode())]
+
+
+def _section(name: str, values: list[Any]) -> bytes:
+    """One section for all documents: arrays packed, `truncated` one byte each, `token_strings` a JSON array of arrays."""
+    if name == "truncated":
+        return bytes(values)
+    if name == "token_strings":
+        return orjson.dumps(values)
+    return b"".join([value.tobytes() for value in values])
+
+
+def batch_body(parts: list[bytes]) -> bytes:
+    """Documents in one octet-stream body: uint32 count, uint32 lengths, then the documents."""
+    return np.array([len(parts), *map(len, parts)], "<u4").tobytes() + b"".join(parts)
+
+
+_ENCODE_WRITERS: dict[bytes, Callable[..., Any]] = {JSON: _write_json, MSGPACK: _write_msgpack, OCTETS: _write_octets}
