@@ -12,10 +12,12 @@ class ServiceOptions:
     """The outside of the service."""
 
     host: str = knob("127.0.0.1", "Address of the TCP listener; empty = no TCP.")
-    port: int = knob(8400, "Port of the TCP listener; 0 = any free port.")
+    port: int = knob(8400, "Port of the TCP listener; 0 = any free port.", at_most=65535)
     uds: str = knob("", "Path of the Unix socket; empty = none. A stale socket file is replaced, a live one refused.")
     uds_mode: str = knob("0660", "Octal permissions of the Unix socket.")
-    model: tuple[str, ...] = knob((), "NAME=PATH of a model directory or tokenizer.json; repeatable. None = the embedded model.")
+    model: tuple[str, ...] = knob(
+        (), "NAME=PATH of a model directory or tokenizer.json; repeatable. None = the embedded model."
+    )
     alias: tuple[str, ...] = knob((), "NAME=MODEL: another name for a model; repeatable.")
     default_model: str = knob("", "Model for requests that name none; empty = the first one.")
     dialect: str = knob("vllm", "Dialect of /tokenize and /detokenize for requests that name none.", ("vllm", "sglang"))
@@ -23,4 +25,9 @@ class ServiceOptions:
     drain_timeout_s: float = knob(30.0, "Seconds that requests in flight get to finish after SIGTERM.")
     log_level: str = knob("info", "Log level.", ("debug", "info", "warning", "error"))
     log_format: str = knob("text", "Log lines as text or JSON.", ("text", "json"))
+    banner: str = knob(
+        "auto",
+        "Print addresses and an example request when ready; auto = when standard output is a terminal.",
+        ("auto", "always", "never"),
+    )
     access_log: bool = knob(False, "Log one line per request (never its text).")

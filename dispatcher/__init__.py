@@ -1,0 +1,1 @@
+"""When and where work runs: admission, deadlines, engines and the workers that call them."""

@@ -1,0 +1,1 @@
+"""Load on a running sidetok, from the outside: arrivals, clients and reports."""

@@ -1,0 +1,63 @@
+"""The command `sidetok`: serve, inspect, version."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from service import __version__
+
+USAGE = """\
+usage: sidetok COMMAND [ARGUMENT ...]
+
+  serve          serve token ids over HTTP, on TCP and a Unix socket
+  inspect PATH   say what loading finds in a tokenizer file or model directory
+  version        print the version
+
+`sidetok COMMAND --help` says more.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the result is the exit status (2 for a command line that cannot be understood)."""
+    argv = sys.argv[1:] if argv is None else argv
+    name, rest = (argv[0], argv[1:]) if argv else ("", [])
+    if name in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0
+    command = COMMANDS.get("version" if name == "--version" else name)
+    if command is None:
+        what = f"no command named {name!r}" if name else "no command"
+        print(f"sidetok: {what}; there are {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    return command(rest)
+
+
+def serve(argv: Sequence[str]) -> int:
+    """`sidetok serve`: run until SIGTERM or SIGINT."""
+    from service.settings import parse_serve
+
+    service_options, dispatcher_options = parse_serve(argv)
+    # Imported late: a wrong flag or --help must not wait for the whole service to load.
+    from service.server import serve as run
+
+    return run(service_options, dispatcher_options)
+
+
+def inspect(argv: Sequence[str]) -> int:
+    """`sidetok inspect PATH`: load one tokenizer and say what was found."""
+    from service.inspect_command import inspect as run
+
+    return run(argv)
+
+
+def version(argv: Sequence[str]) -> int:
+    """`sidetok version`: print the version."""
+    if argv:
+        print(f"sidetok version: takes no arguments, got {argv[0]!r}", file=sys.stderr)
+        return 2
+    print(f"sidetok {__version__}")
+    return 0
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"serve": serve, "inspect": inspect, "version": version}

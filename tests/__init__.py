@@ -1,0 +1,1 @@
+"""Tests, room by room and file by file."""
