@@ -66,10 +66,8 @@ class Setting:
             return tuple(part.strip() for part in text.split(",") if part.strip())
         if self.type is bool:
             return _parse_bool(text)
-        if self.type is int:
-            return self._in_range(_parse_bytes(text) if self.field.endswith("_bytes") else _parse_int(text), text)
-        if self.type is float:
-            return self._in_range(_parse_seconds(text) if self.field.endswith("_s") else _parse_float(text), text)
+        if self.type in (int, float):
+            return self._in_range(self._parse_number(text), text)
         if self.choices and text not in self.choices:
             raise ValueError(f"{text!r} is not one of {', '.join(self.choices)}")
         return text
@@ -85,6 +83,16 @@ class Setting:
         if self.field.endswith("_s"):
             return f"{value:g}s"
         return f"{value:g}" if self.type is float else str(value)
+
+    def _parse_number(self, text: str) -> float:
+        if self.field.endswith("_bytes"):
+            return _parse_bytes(text)
+        if not self.field.endswith("_s"):
+            return _parse_int(text) if self.type is int else _parse_float(text)
+        seconds = _parse_seconds(text)
+        if self.type is int and seconds != int(seconds):
+            raise ValueError(f"{text!r} is not a whole number of seconds")
+        return int(seconds) if self.type is int else seconds
 
     def _in_range(self, value: float, text: str) -> float:
         if value < 0:

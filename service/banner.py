@@ -1,0 +1,39 @@
+"""What a person sees when the service is ready: where it listens, and one request that works, with its answer."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+import orjson
+
+EXAMPLE_TEXT = "Hello, world!"
+"""The text of the example request; the server encodes it to show the answer."""
+
+
+def banner(url: str | None, socket: str | None, model: str, token_ids_example: Sequence[int]) -> str:
+    """The lines to print. `token_ids_example` are the ids of `EXAMPLE_TEXT` under `model`, the default model.
+
+    `url` is None without a TCP listener, `socket` without a Unix socket.
+    """
+    answer = {"model": model, "count": len(token_ids_example), "ids": list(token_ids_example)}
+    lines = ["sidetok is ready"]
+    if url:
+        lines.append(f"  url     {url}")
+    if socket:
+        lines.append(f"  socket  {socket}")
+    lines += [
+        f"  model   {model}",
+        f"  try     {example_request(url, socket)}",
+        f"  answer  {orjson.dumps(answer).decode()}",
+    ]
+    return "\n".join(lines)
+
+
+def example_request(url: str | None, socket: str | None) -> str:
+    """A curl line that encodes `EXAMPLE_TEXT`, over TCP where there is a listener, else over the Unix socket."""
+    words = ["curl", "-s", f"{url or 'http://localhost'}/v1/encode"]
+    if not url and socket:
+        words[2:2] = ["--unix-socket", socket]
+    words += ["-H", "content-type: application/json", "-d", orjson.dumps({"text": EXAMPLE_TEXT}).decode()]
+    return shlex.join(words)
