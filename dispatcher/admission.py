@@ -14,13 +14,10 @@ class Admission:
         self.max_bytes = options.max_in_flight_bytes
         self.n_requests = 0
         self.n_bytes = 0
-        self.draining = False
-        self.shed: dict[str, int] = {"requests": 0, "bytes": 0, "draining": 0}
+        self.shed: dict[str, int] = {"requests": 0, "bytes": 0}
 
     def admit(self, n_bytes: int) -> None:
         """Take a slot and `n_bytes`, or raise `TooBusy`. Whoever is admitted calls `release` once."""
-        if self.draining:
-            self._refuse("draining", "The service is shutting down; send the request to another replica.")
         if self.n_requests >= self.max_requests:
             self._refuse("requests", f"{self.max_requests} requests are in flight; retry later or raise --max-in-flight.")
         self._check_bytes(n_bytes)

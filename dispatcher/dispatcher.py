@@ -29,6 +29,8 @@ log = logging.getLogger("sidetok.dispatcher")
 MIN_WORKERS = 4
 """A few workers even on a small host, so that a large document does not make short ones wait for it."""
 
+CLOSE_S = 2.0
+
 
 class Dispatcher:
     """Runs jobs on a bounded pool of worker threads."""
@@ -67,7 +69,7 @@ class Dispatcher:
         now = time.monotonic_ns()
         for job in [job for job in self._in_flight if job.deadline_ns and now > job.deadline_ns and not job.settled]:
             job.error = error = deadline_exceeded()
-            job.answer = job.fail(error)
+            job.answer = self._failed(job, error)
             self._settle(job)
             self._give_up(job)
 
@@ -91,11 +93,12 @@ class Dispatcher:
         return len(self._in_flight)
 
     def close(self) -> None:
-        """Finish what is queued, then stop the workers."""
+        """Stop the workers after what is queued; a document that takes longer than `CLOSE_S` is left behind."""
         for _ in self._threads:
             self._queue.put(None)
+        until_s = time.monotonic() + CLOSE_S
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, until_s - time.monotonic()))
         self.shadow.close()
 
     def _give_up(self, job: Job[Any]) -> None:
@@ -143,7 +146,7 @@ class Dispatcher:
             job.answer = job.write(request, result)
         except BaseException as error:  # native engines raise panics that are no `Exception`
             job.error = error
-            job.answer = job.fail(self._named(error, job))
+            job.answer = self._failed(job, self._named(error, job))
         end_cpu_ns = clock()
         row = tally.row(job.model, job.route)
         read_cpu_ns = read_cpu_ns or end_cpu_ns
@@ -157,6 +160,15 @@ class Dispatcher:
             for document in result:
                 row.n_tokens += document.n_tokens  # type: ignore[union-attr]
         return end_cpu_ns
+
+    @staticmethod
+    def _failed(job: Job[Any], error: SidetokError) -> Any:
+        """The answer that tells of an error; None when even that cannot be written."""
+        try:
+            return job.fail(error)
+        except Exception as second:
+            log.error("an error could not be answered", extra={"error": type(second).__name__, "where": _where(second)})
+            return None
 
     def _execute(self, job: Job[Any], request: Request) -> Result:
         tokenizer = request.tokenizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -16,6 +17,7 @@ log = logging.getLogger("sidetok.shadow")
 
 MAX_WAITING = 64
 """Documents that wait for the check; more are dropped and counted, so that the check never holds much text."""
+CLOSE_S = 2.0
 
 
 @dataclass(slots=True)
@@ -39,6 +41,7 @@ class ShadowCheck:
         self._random = random.Random(seed)
         self._queue: queue.Queue[tuple[EncodeRequest, str, EncodedDocument] | None] = queue.Queue(MAX_WAITING)
         self._thread: threading.Thread | None = None
+        self._closing = False
         if fraction:
             self._thread = threading.Thread(target=self._work, name="sidetok-shadow", daemon=True)
             self._thread.start()
@@ -54,17 +57,19 @@ class ShadowCheck:
                     self._counts_of(request.model).n_dropped += 1
 
     def close(self) -> None:
-        """Check what is waiting, then stop."""
+        """Stop after the document at hand; what waits is dropped."""
         if self._thread is not None:
-            self._queue.put(None)
-            self._thread.join()
+            self._closing = True
+            with contextlib.suppress(queue.Full):
+                self._queue.put_nowait(None)
+            self._thread.join(CLOSE_S)
 
     def _counts_of(self, model: str) -> ShadowCounts:
         return self.counts.setdefault(model, ShadowCounts())
 
     def _work(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-        while (item := self._queue.get()) is not None:
+        while (item := self._queue.get()) is not None and not self._closing:
             counts = self._counts_of(item[0].model)
             try:
                 self._compare(*item, counts)

@@ -6,16 +6,17 @@ On the event loop happen only: reading the head, collecting the body, admission,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from dispatcher.dispatcher import Dispatcher
-from dispatcher.errors import Cancelled, TooBusy
+from dispatcher.errors import Cancelled, EngineFault
 from dispatcher.job import Job
 from dispatcher.options import DispatcherOptions
-from gpu_core.errors import SidetokError
+from gpu_core.errors import OverloadError, SidetokError
 from service.endpoint import Answer, Endpoint, Head
 from service.errors import BodyTooLarge, status_of
 from service.head import check_head, read_head
@@ -30,6 +31,8 @@ Send = Callable[[Any], Awaitable[None]]
 
 TICK_S = 0.05
 """Period of deadline checks, and the age from which a request is watched for a client that went away."""
+LINGER_S = 2.0
+LINGER_BYTES = 256 << 20
 
 
 class HotPath:
@@ -45,25 +48,27 @@ class HotPath:
         self._unwatched: dict[Job[Answer], Receive] = {}
         self._watchers: dict[Job[Answer], asyncio.Task[None]] = {}
         self._create_future = asyncio.get_running_loop().create_future
-        self.n_open = 0
-        """Requests between their head and the end of their answer."""
+        self.closing = False
+        """Answers close their connections (the service drains)."""
 
     async def __call__(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, whatever happens, unless the client is gone."""
         start_ns = time.perf_counter_ns()
-        self.n_open += 1
         head = read_head(scope)
         outcome, model = "cancelled", ""
         try:
             try:
+                check_head(head)
                 answer, model, outcome = await self._answer(endpoint, head, receive)
             except SidetokError as error:
-                answer, outcome = _refusal(endpoint, head, error)
-            await self._send(head, answer, send)
-        except (ConnectionResetError, _ClientGone):
-            outcome = "cancelled"
+                answer, outcome = endpoint.fail(head, error), status_of(error).outcome
+                _add_retry_after(answer, error)
+                await self._refuse(head, answer, receive, send)
+            else:
+                await self._send(head, answer, send)
+        except _ClientGone:
+            pass
         finally:
-            self.n_open -= 1
             seconds = (time.perf_counter_ns() - start_ns) * 1e-9
             self._meter.observe(model, "cpu", outcome, seconds)
             if self._access_log:
@@ -77,7 +82,6 @@ class HotPath:
         self._unwatched.clear()
 
     async def _answer(self, endpoint: Endpoint, head: Head, receive: Receive) -> tuple[Answer, str, str]:
-        check_head(head)
         n_bytes = head.content_length or 0
         if n_bytes > self._max_body_bytes:
             raise self._too_large()
@@ -133,11 +137,14 @@ class HotPath:
         finally:
             if self._unwatched.pop(job, None) is None:
                 self._watchers.pop(job).cancel()
-        if isinstance(job.error, Cancelled):
+        error = job.error
+        if error is None:
+            return job.answer, job.model, "ok"  # type: ignore[return-value]
+        if isinstance(error, Cancelled):
             raise _ClientGone
-        if job.answer is None:
-            raise job.error or RuntimeError("a job ended without an answer")
-        return job.answer, job.model, "ok" if job.error is None else status_of(job.error).outcome
+        answer = job.answer or endpoint.fail(head, EngineFault("An internal error occurred. See the server's log."))
+        _add_retry_after(answer, error)
+        return answer, job.model, status_of(error).outcome
 
     async def _watch(self, job: Job[Answer], receive: Receive) -> None:
         """Wait for the client to go away, then drop the job and wake whoever waits for its answer."""
@@ -147,17 +154,29 @@ class HotPath:
         job.error = Cancelled("The client went away.")
         job.on_done(job)
 
-    async def _send(self, head: Head, answer: Answer, send: Send) -> None:
+    async def _send(self, head: Head, answer: Answer, send: Send, more_body: bool = False) -> None:
         headers = [
             (b"content-type", answer.content_type),
             (b"content-length", b"%d" % len(answer.body)),
             (b"x-request-id", head.request_id.encode()),
             *answer.headers,
         ]
-        if self._admission.draining:
+        if self.closing:
             headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        await send({"type": "http.response.body", "body": answer.body})
+        await send({"type": "http.response.body", "body": answer.body, "more_body": more_body})
+
+    async def _refuse(self, head: Head, answer: Answer, receive: Receive, send: Send) -> None:
+        """Answer before the body was read. What the client still sends is thrown away, up to a bound, so that it gets to read the
+        answer; then the connection closes. A client that sent `Expect: 100-continue` sends nothing."""
+        answer.headers.append((b"connection", b"close"))
+        expects = any(name == b"expect" for name, _ in head.headers)
+        await self._send(head, answer, send, more_body=not expects)
+        if not expects:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LINGER_S):
+                    await _discard(receive)
+            await send({"type": "http.response.body", "body": b""})
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"The body is over the limit of {self._max_body_bytes} bytes; split it or raise --max-body.")
@@ -180,10 +199,16 @@ class _ClientGone(Exception):
     """The client closed the connection before its answer."""
 
 
-def _refusal(endpoint: Endpoint, head: Head, error: SidetokError) -> tuple[Answer, str]:
-    """The answer to a request that was refused before it became a job; its body may be unread, so the connection ends."""
-    answer = endpoint.fail(head, error)
-    answer.headers.append((b"connection", b"close"))
-    if isinstance(error, TooBusy):
+def _add_retry_after(answer: Answer, error: BaseException) -> None:
+    if isinstance(error, OverloadError):
         answer.headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
-    return answer, status_of(error).outcome
+
+
+async def _discard(receive: Receive) -> None:
+    """Read and drop the rest of a body, up to `LINGER_BYTES`."""
+    n_bytes = 0
+    while n_bytes < LINGER_BYTES:
+        message = await receive()
+        n_bytes += len(message.get("body", b""))
+        if not message.get("more_body", False):
+            return

@@ -27,13 +27,10 @@ class LoopLag:
 
     def __init__(self, window: int = 200) -> None:
         self._recent: deque[float] = deque(maxlen=window)
-        self.histogram = Histogram()
 
     def observe(self, seconds: float) -> None:
         """Count the lateness of one tick."""
-        seconds = max(0.0, seconds)
-        self._recent.append(seconds)
-        self.histogram.observe(seconds)
+        self._recent.append(max(0.0, seconds))
 
     @property
     def worst_s(self) -> float:

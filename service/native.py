@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 
 from dispatcher.request import DecodeRequest, EncodedDocument, EncodeOptions, EncodeRequest, Request, Result
-from gpu_core.errors import OverloadError, SidetokError
+from gpu_core.errors import SidetokError
 from service.codecs import (
     JSON,
     MSGPACK,
@@ -132,14 +132,12 @@ def fail(head: Head, error: SidetokError) -> Answer:
     }
     codec = answer_codec(head)
     body = msgpack.packb(fields) if codec is MSGPACK else orjson.dumps(fields)
-    answer = Answer(body, MSGPACK if codec is MSGPACK else JSON, status.code)
-    if isinstance(error, OverloadError):
-        answer.headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
-    return answer
+    return Answer(body, MSGPACK if codec is MSGPACK else JSON, status.code)
 
 
 @lru_cache(maxsize=1024)
-def _options(fields: tuple[tuple[str, Any], ...], count_only: bool) -> EncodeOptions:
+def _options(fields: tuple[tuple[str, Any], ...], types: tuple[type, ...], count_only: bool) -> EncodeOptions:
+    """Checked options. `types` is part of the key because 1 == True would find the entry of the other."""
     values: Fields = dict(fields)
     _refuse_unknown(values, _ENCODE_FIELDS)
     known: Fields = {"count_only": count_only}
@@ -162,7 +160,7 @@ def _options(fields: tuple[tuple[str, Any], ...], count_only: bool) -> EncodeOpt
 def encode_options(fields: tuple[tuple[str, Any], ...], count_only: bool) -> EncodeOptions:
     """Options from request fields; equal sets are checked once."""
     try:
-        return _options(fields, count_only)
+        return _options(fields, tuple(type(value) for _, value in fields), count_only)
     except TypeError:  # a list or an object where a plain value belongs
         _refuse_unknown(dict(fields), _ENCODE_FIELDS)
         name = next(name for name, value in fields if isinstance(value, list | dict))

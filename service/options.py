@@ -22,6 +22,7 @@ class ServiceOptions:
     default_model: str = knob("", "Model for requests that name none; empty = the first one.")
     dialect: str = knob("vllm", "Dialect of /tokenize and /detokenize for requests that name none.", ("vllm", "sglang"))
     max_body_bytes: int = knob(64 << 20, "Largest request body; a larger one is refused with 413.")
+    keep_alive_s: int = knob(120, "Seconds that an idle connection stays open; above the 90 s of Go clients.")
     drain_timeout_s: float = knob(30.0, "Seconds that requests in flight get to finish after SIGTERM.")
     log_level: str = knob("info", "Log level.", ("debug", "info", "warning", "error"))
     log_format: str = knob("text", "Log lines as text or JSON.", ("text", "json"))

@@ -1,0 +1,118 @@
+"""The FastAPI app: control endpoints through the router, hot endpoints past it.
+
+The hot endpoints stand in the OpenAPI schema like any other; requests for them go to `HotPath` before FastAPI's middleware and router.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import orjson
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import JSONResponse, Response
+
+from service import __version__
+from service.dialects import Detokenize, Tokenize
+from service.endpoint import Endpoint
+from service.hot import Receive, Scope, Send
+from service.native import Count, Decode, Encode
+from service.openapi import paths
+from service.state import Service
+
+_METHOD_NOT_ALLOWED = orjson.dumps({"detail": "Method Not Allowed"})
+
+
+class App(FastAPI):
+    """FastAPI with a table of hot endpoints in front."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(title="sidetok", version=__version__, redoc_url=None)
+        self._service = service
+        self._hot = service.hot
+        self._endpoints = endpoints(service)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI entry."""
+        if scope["type"] == "http" and (endpoint := self._endpoints.get(scope["path"])) is not None:
+            if scope["method"] == "POST":
+                await self._hot(endpoint, scope, receive, send)
+            else:
+                await _method_not_allowed(send)
+            return
+        await super().__call__(scope, receive, send)
+
+    def openapi(self) -> dict[str, Any]:
+        """The schema of all endpoints, hot ones included."""
+        if self.openapi_schema is None:
+            schema = get_openapi(title=self.title, version=self.version, routes=self.routes)
+            schema["paths"] = {**paths(self._endpoints), **schema["paths"]}
+            self.openapi_schema = schema
+        return self.openapi_schema
+
+
+def endpoints(service: Service) -> dict[str, Endpoint]:
+    """All hot endpoints by path."""
+    registry = service.registry
+    tokenize = Tokenize(registry, service.options.dialect)
+    detokenize = Detokenize(registry, service.options.dialect)
+    return {
+        "/v1/encode": Encode(registry),
+        "/v1/decode": Decode(registry),
+        "/v1/count": Count(registry),
+        "/tokenize": tokenize,
+        "/v1/tokenize": tokenize,
+        "/detokenize": detokenize,
+        "/v1/detokenize": detokenize,
+    }
+
+
+def make_app(service: Service) -> App:
+    """The app with its control endpoints."""
+    app = App(service)
+
+    async def health() -> dict[str, str]:
+        """Whether the process works. 200 as soon as it listens, also while models load and while it drains."""
+        return {"status": "ok"}
+
+    async def ready() -> JSONResponse:
+        """Whether the service wants traffic: models loaded and proven, not draining."""
+        states = {model.name: model.state for model in service.registry.models()}
+        status = "draining" if service.draining else "ready" if service.ready else "loading"
+        if status == "loading" and "loading" not in states.values():
+            status = "failed"
+        return JSONResponse({"status": status, "models": states}, 200 if service.ready else 503)
+
+    async def models() -> dict[str, Any]:
+        """The models, which engine serves each, and why."""
+        return {"object": "list", "data": service.registry.describe()}
+
+    async def metrics() -> Response:
+        """Prometheus metrics."""
+        body = await service.in_background(service.metrics.render)
+        return Response(body, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def version() -> dict[str, str]:
+        """Version of the service and of Python."""
+        return {"version": __version__, "python": sys.version.split()[0], "pid": str(os.getpid())}
+
+    for path in ("/health", "/healthz", "/live", "/liveness"):
+        app.get(path, tags=["health"])(health)
+    for path in ("/ready", "/readiness"):
+        app.get(path, tags=["health"])(ready)
+    app.get("/v1/models", tags=["models"])(models)
+    app.get("/metrics", tags=["metrics"])(metrics)
+    app.get("/version", tags=["health"])(version)
+    return app
+
+
+async def _method_not_allowed(send: Send) -> None:
+    headers = [
+        (b"allow", b"POST"),
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(_METHOD_NOT_ALLOWED)),
+    ]
+    await send({"type": "http.response.start", "status": 405, "headers": headers})
+    await send({"type": "http.response.body", "body": _METHOD_NOT_ALLOWED})

@@ -1,0 +1,89 @@
+"""What one serving process holds: options, models, dispatcher, meters. Made once, on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from dispatcher.dispatcher import Dispatcher
+from dispatcher.options import DispatcherOptions
+from service.hot import TICK_S, HotPath
+from service.meter import LoopLag, RequestMeter
+from service.metrics import Metrics
+from service.options import ServiceOptions
+from service.registry import Registry
+
+log = logging.getLogger("sidetok.service")
+
+T = TypeVar("T")
+
+
+class Service:
+    """The state behind the app."""
+
+    def __init__(self, options: ServiceOptions, work: DispatcherOptions, registry: Registry) -> None:
+        self.options = options
+        self.registry = registry
+        self.started_s = time.time()
+        self.draining = False
+        self.meter = RequestMeter()
+        self.lag = LoopLag()
+        self._loop = asyncio.get_running_loop()
+        self.dispatcher = Dispatcher(work, self._loop.call_soon_threadsafe)
+        self.dispatcher.clocks.register("event_loop")
+        self.hot = HotPath(self.dispatcher, self.meter, options, work)
+        self.metrics = Metrics(self)
+        self._background = ThreadPoolExecutor(1, "sidetok-background", self._register_background)
+        self._tick_due_s = 0.0
+        self._ticker: asyncio.TimerHandle | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the service wants traffic: every model ended its load, one serves at least, and nothing drains."""
+        return self.registry.ready and not self.draining
+
+    def start(self) -> asyncio.Future[None]:
+        """Start the ticker and the load of the models; the future ends when every model is ready or failed."""
+        self._tick_due_s = self._loop.time() + TICK_S
+        self._ticker = self._loop.call_at(self._tick_due_s, self._tick)
+        loaded: asyncio.Future[None] = self._loop.create_future()
+        # A daemon thread: a load that takes minutes must not hold up the exit.
+        threading.Thread(target=self._load, args=(loaded,), name="sidetok-load", daemon=True).start()
+        return loaded
+
+    def in_background(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        """Run something short that is not a request (a scrape) off the event loop."""
+        return self._loop.run_in_executor(self._background, function, *args)
+
+    def drain(self) -> None:
+        """Stop wanting traffic: /ready says so, and answers close their connections."""
+        if not self.draining:
+            log.info("draining", extra={"in_flight": self.dispatcher.n_in_flight})
+        self.draining = self.hot.closing = True
+
+    def close(self) -> None:
+        """Stop the threads; what is queued is finished first."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+        self.dispatcher.close()
+        self._background.shutdown(wait=False, cancel_futures=True)
+
+    def _tick(self) -> None:
+        now_s = self._loop.time()
+        self.lag.observe(now_s - self._tick_due_s)
+        self.hot.tick()
+        self._tick_due_s = self._loop.time() + TICK_S
+        self._ticker = self._loop.call_at(self._tick_due_s, self._tick)
+
+    def _load(self, loaded: asyncio.Future[None]) -> None:
+        self.dispatcher.clocks.register("load")
+        self.registry.load_all()
+        self._loop.call_soon_threadsafe(lambda: None if loaded.done() else loaded.set_result(None))
+
+    def _register_background(self) -> None:
+        self.dispatcher.clocks.register("background", threading.current_thread())
