@@ -1,0 +1,238 @@
+"""Chat templates: compiled once per model, rendered in a sandbox, with the semantics of Hugging Face `apply_chat_template`.
+
+The environment is the one that templates are written for: trimmed blocks, loop controls, `tojson` that escapes nothing,
+`raise_exception`, `strftime_now` and `{% generation %}` blocks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from service.chat_ast import loops_over_content, string_constants
+from service.errors import ChatTemplateError
+
+MAX_RENDERED_CHARS = 128 << 20
+"""Characters that one rendering may produce; more is refused. A guard against templates that multiply their input."""
+
+EMPTY_CONVERSATION = "Cannot apply chat template to an empty conversation. Provide at least one message."
+
+RESERVED_VARIABLES = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "conversation", "chat_template"}
+)
+"""Names that a request cannot set as template variables; they have fields of their own, or none."""
+
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+"""Names of a message's reasoning, the first being the one that most templates read."""
+
+_FINAL_TAG = "\ue000sidetok-final-message\ue000 "
+"""Glued to the end of the message to continue. It ends in a space, so that a template that trims shows itself."""
+
+Message = dict[str, Any]
+
+
+class _Refusal(TemplateError):
+    """Raised by a template through `raise_exception`."""
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}...{% endgeneration %}` marks what a model wrote; its text is rendered as it stands."""
+
+    tags = {"generation"}  # noqa: RUF012 - the base class declares it so
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """The block as a call block, which gives its body a scope of its own."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_text"), [], [], body).set_lineno(line)
+
+    def _text(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: Any) -> None:
+    raise _Refusal(str(message))
+
+
+def _strftime_now(format: str) -> str:
+    # Templates want the date of the user's calendar, as the reference gives it: local time, no zone.
+    return datetime.now().strftime(format)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class _Compiled:
+    """One template and what its source says about it."""
+
+    def __init__(self, name: str, source: str) -> None:
+        environment = _environment()
+        try:
+            tree = environment.parse(source)
+            self.template: Template = environment.from_string(source)
+        except TemplateSyntaxError as error:
+            raise ChatTemplateError(f"chat template {name!r}, line {error.lineno}: {error.message}") from None
+        except (RecursionError, TemplateError, SyntaxError, ValueError) as error:
+            raise ChatTemplateError(f"chat template {name!r} does not compile ({type(error).__name__})") from None
+        self.source = source
+        self.wants_parts = loops_over_content(tree)
+        self.constants = string_constants(tree)
+
+
+class ChatTemplate:
+    """The chat templates of one model (most have one, named `default`). Immutable; shared by all worker threads."""
+
+    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+        """Compile every template. Raises `ChatTemplateError` that names the template and the line."""
+        self._templates = {name: _Compiled(name, source) for name, source in sources.items()}
+        self._special_tokens = dict(special_tokens)
+
+    def wants_parts(self, tools: Sequence[Any] | None = None) -> bool:
+        """Whether the template loops over a message's content, so that content goes in as a list of parts."""
+        return self._select(tools).wants_parts
+
+    def knows_role(self, role: str, tools: Sequence[Any] | None = None) -> bool:
+        """Whether the template names a role in quotes."""
+        source = self._select(tools).source
+        return f'"{role}"' in source or f"'{role}'" in source
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        documents: Sequence[Any] | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt of a conversation, to be encoded without special tokens: the template has put them in.
+
+        Keys of a message whose value is None are left out, as the reference does. `variables` win over special tokens of the
+        same name. Raises `ChatTemplateError`, whose message holds text of the template but never of the conversation.
+        """
+        if not messages:
+            raise ChatTemplateError(EMPTY_CONVERSATION)
+        if continue_final_message and add_generation_prompt:
+            raise ChatTemplateError("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
+        compiled = self._select(tools)
+        conversation = [_with_reasoning_names(_without_none(message)) for message in messages]
+        if continue_final_message:
+            final = _tag_final_message(conversation)
+        context = {**self._special_tokens, **_plain_variables(variables)}
+        context |= {"messages": conversation, "tools": tools, "documents": documents}
+        context["add_generation_prompt"] = add_generation_prompt
+        text = _run(compiled, context)
+        return _cut_after_final_message(text, final) if continue_final_message else text
+
+    def _select(self, tools: Sequence[Any] | None) -> _Compiled:
+        name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
+        compiled = self._templates.get(name)
+        if compiled is None:
+            raise ChatTemplateError(f"The model has chat templates, but none named default: {sorted(self._templates)}.")
+        return compiled
+
+
+def _plain_variables(variables: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    return {name: value for name, value in (variables or {}).items() if name not in RESERVED_VARIABLES}
+
+
+def _without_none(message: Message) -> Message:
+    return {key: value for key, value in message.items() if value is not None}
+
+
+def _with_reasoning_names(message: Message) -> Message:
+    """Give a message's reasoning the names that templates know it by."""
+    reasoning = next((message[name] for name in REASONING_FIELDS if name in message), None)
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def _tag_final_message(conversation: list[Message]) -> str:
+    """Tag the end of the last message's text in place; returns that text."""
+    content = conversation[-1].get("content")
+    if isinstance(content, str):
+        conversation[-1]["content"] = content + _FINAL_TAG
+        return content
+    if isinstance(content, list):
+        for i in reversed(range(len(content))):
+            part = content[i]
+            if isinstance(part, dict) and isinstance(text := part.get("text"), str):
+                conversation[-1]["content"] = [*content[:i], {**part, "text": text + _FINAL_TAG}, *content[i + 1 :]]
+                return text
+    raise ChatTemplateError("continue_final_message is set, but the final message has no text to continue.")
+
+
+def _cut_after_final_message(text: str, final: str) -> str:
+    """The rendered text up to the end of the final message; trailing space goes when the template trims it."""
+    end = text.rfind(_FINAL_TAG.strip())
+    if end < 0 or final.strip() not in text:
+        raise ChatTemplateError("continue_final_message is set, but the chat template changes or drops the final message.")
+    return text[:end] if text.startswith(_FINAL_TAG, end) else text[:end].rstrip()
+
+
+def _run(compiled: _Compiled, context: dict[str, Any]) -> str:
+    """Render, counting characters; every failure becomes a `ChatTemplateError`."""
+    pieces: list[str] = []
+    n_chars = 0
+    try:
+        for piece in compiled.template.generate(context):
+            n_chars += len(piece)
+            if n_chars > MAX_RENDERED_CHARS:
+                raise ChatTemplateError(f"The rendered conversation is over {MAX_RENDERED_CHARS} characters.")
+            pieces.append(piece)
+    except ChatTemplateError:
+        raise
+    except _Refusal as error:
+        raise ChatTemplateError(_public_reason(str(error), compiled.constants)) from None
+    except (MemoryError, OverflowError):
+        raise ChatTemplateError("The chat template asks for more memory than there is.") from None
+    except RecursionError:
+        raise ChatTemplateError("The conversation is nested too deeply for the chat template.") from None
+    except Exception as error:
+        # The message of a foreign error may quote the conversation, so only its kind and its place are told.
+        raise ChatTemplateError(f"The chat template failed{_line_of(error)}: {type(error).__name__}.") from None
+    return "".join(pieces)
+
+
+def _public_reason(message: str, constants: frozenset[str]) -> str:
+    """What a template said through `raise_exception`, as far as the words are its own and not the conversation's."""
+    if message in constants:
+        return message
+    prefix = max((constant for constant in constants if message.startswith(constant)), key=len, default="")
+    return f"{prefix}..." if prefix.strip() else "The chat template refuses the conversation."
+
+
+def _line_of(error: BaseException) -> str:
+    """` at line N` of the template, when the traceback goes through it."""
+    line, trace = 0, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == "<template>":
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return f" at line {line}" if line else ""

@@ -1,0 +1,1 @@
+"""Dialects: other servers' wire formats, translated onto the one request type."""

@@ -1,0 +1,164 @@
+"""From the messages of a request to the messages that a template sees, as vLLM does it.
+
+Only fields that vLLM knows reach the template. Content becomes text, its parts joined by line breaks, or a list of parts when the
+template loops over content.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from service.chat import ChatTemplate, Message
+from service.errors import ChatTemplateError
+
+TEXT_FIELDS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+"""The field that holds the text of a content part, by the part's type."""
+
+MEDIA_FIELDS = frozenset(
+    {
+        "image_url", "input_image", "image_pil", "image_embeds", "audio_url", "input_audio", "audio_embeds", "video_url",
+        "video_embeds", "prompt_embeds",
+    }
+)  # fmt: skip
+"""Types of parts that are no text, and the fields that mark such a part when it has no type."""
+
+KNOWN_PART_FIELDS = MEDIA_FIELDS | {"type", "text", "refusal", "thinking", "uuid", "detail", "name", "file", "data", "closed"}
+"""Fields of a part that vLLM interprets; others are handed to templates that take parts."""
+
+ATTRIBUTION_HEADER = "x-anthropic-billing-header"
+"""vLLM drops a first line that starts so from system text: it changes on each request and would spoil prefix caches."""
+
+TEXT_ONLY = "This service takes text only; the message has a content part of another kind."
+
+
+def template_messages(messages: Sequence[Mapping[str, Any]], template: ChatTemplate, tools: Sequence[Any] | None) -> list[Message]:
+    """The conversation as `template` sees it. Raises `ChatTemplateError` for what cannot be text."""
+    wants_parts = template.wants_parts(tools)
+    conversation = [_message(message, wants_parts) for message in messages]
+    if any(message["role"] == "developer" for message in conversation) and not template.knows_role("developer", tools):
+        conversation = _one_system_message([_as_system(message) for message in conversation])
+    return conversation
+
+
+def _message(message: Mapping[str, Any], wants_parts: bool) -> Message:
+    role = message["role"]
+    result: Message = {"role": role, "content": _content(role, message.get("content"), wants_parts)}
+    if role == "assistant":
+        result |= _assistant_fields(message)
+    elif role == "tool" and "tool_call_id" in message:
+        result["tool_call_id"] = message["tool_call_id"]
+    for name in ("name", "task"):
+        if isinstance(message.get(name), str):
+            result[name] = message[name]
+    if role == "developer":
+        result["tools"] = message.get("tools")
+    return result
+
+
+def _assistant_fields(message: Mapping[str, Any]) -> Message:
+    fields: Message = {}
+    if message.get("tool_calls"):
+        fields["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]
+    reasoning = message.get("reasoning")
+    if reasoning is None:
+        reasoning = message.get("reasoning_content")
+    if reasoning is not None:
+        fields |= {"reasoning": reasoning, "reasoning_content": reasoning}
+    return fields
+
+
+def _content(role: str, content: Any, wants_parts: bool) -> str | list[Message]:
+    parts: list[Any] = [content] if isinstance(content, str) else content or []
+    if role == "system":
+        parts = [kept for part in parts if (kept := _without_attribution(part)) is not None]
+    read = [result for part in parts if (result := _part(part)) is not None]
+    if wants_parts and not (role == "tool" and all(part["type"] == "text" for part in read)):
+        return read
+    return "\n".join(part["text"] if part["type"] == "text" else part["name"] for part in read)
+
+
+def _part(part: Any) -> Message | None:
+    """One part as `{"type": "text", "text": ...}` and what else it carries; None for a part that is left out."""
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if not isinstance(part, dict):
+        raise ChatTemplateError("A content part is text or an object with a type.")
+    kind = part.get("type")
+    if kind in MEDIA_FIELDS or (kind is None and not MEDIA_FIELDS.isdisjoint(part)):
+        raise ChatTemplateError(TEXT_ONLY)
+    if kind == "tool_reference" and isinstance(part.get("name"), str):
+        return {"type": "tool_reference", "name": part["name"]}
+    field = TEXT_FIELDS.get(kind) if isinstance(kind, str) else None
+    if field is None:
+        raise ChatTemplateError(f"A content part has a type that is not supported; supported: {', '.join(TEXT_FIELDS)}.")
+    text = part.get(field)
+    if text is None and field != "thinking":
+        return None
+    if not isinstance(text, str):
+        raise ChatTemplateError(f"A content part has no text in its field `{field}`.")
+    return {"type": "text", "text": text, **{key: value for key, value in part.items() if key not in KNOWN_PART_FIELDS}}
+
+
+def _without_attribution(part: Any) -> Any:
+    is_text_part = isinstance(part, dict) and part.get("type") == "text"
+    text = part.get("text") if is_text_part else part
+    if not isinstance(text, str) or not text.startswith(ATTRIBUTION_HEADER):
+        return part
+    rest = text.partition("\n")[2]
+    if not rest:
+        return None
+    return {**part, "text": rest} if is_text_part else rest
+
+
+def _tool_call(call: Any) -> Message:
+    """One call with its arguments as an object, fields in the order in which vLLM hands them on."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or call.get("type", "function") != "function":
+        raise ChatTemplateError("Entries of an assistant's tool_calls are objects of type function.")
+    inner = {"arguments": _arguments(function.get("arguments")), **_ordered(function, "name", without="arguments")}
+    outer = {**_ordered(call, "id", without="type"), "function": inner}
+    kind = {"type": call["type"]} if "type" in call else {}
+    first = {key: outer.pop(key) for key in ("id", "function") if key in outer}
+    return {**first, **kind, **outer}
+
+
+def _ordered(fields: Mapping[str, Any], first: str, without: str) -> Message:
+    head = {first: fields[first]} if first in fields else {}
+    return head | {key: value for key, value in fields.items() if key != without}
+
+
+def _arguments(value: Any) -> Message:
+    """Arguments as an object. What is none becomes an empty one, so that a bad call of the past cannot block a conversation."""
+    if isinstance(value, str) and value:
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _as_system(message: Message) -> Message:
+    if message["role"] != "developer":
+        return message
+    return {**{key: value for key, value in message.items() if key != "tools"}, "role": "system"}
+
+
+def _one_system_message(conversation: list[Message]) -> list[Message]:
+    """All system messages as one at the start, unless the only one is there already."""
+    if not any(message["role"] == "system" for message in conversation[1:]):
+        return conversation
+    texts = [text for message in conversation if message["role"] == "system" and (text := _text_of(message["content"]))]
+    others = [message for message in conversation if message["role"] != "system"]
+    return [{"role": "system", "content": "\n\n".join(texts)}, *others]
+
+
+def _text_of(content: str | list[Message]) -> str:
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content if "text" in part)

@@ -1,0 +1,143 @@
+"""The request shapes of vLLM's `/tokenize` and `/detokenize`, for everything that the fast path of `vllm` does not take.
+
+Validation is pydantic's lax mode, as there, so what is accepted, converted and complained about is the same. Inside `messages`
+one shape stands for vLLM's eight: as lenient as the most lenient of them, and one complaint instead of eight.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from service.dialects.body import Mistake, Mistakes
+
+MAX_INT64 = 2**63 - 1
+
+_INTERNAL = {"str", "int"}
+"""Parts of a `loc` that name a branch of a union, not a field."""
+
+
+class Message(TypedDict):
+    """One message of a conversation."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+
+    role: str
+    content: NotRequired[str | list[Any] | None]
+    name: NotRequired[str | None]
+    tool_call_id: NotRequired[str | None]
+    tool_calls: NotRequired[list[Any] | None]
+    reasoning: NotRequired[str | None]
+    reasoning_content: NotRequired[str | None]
+    tools: NotRequired[list[Any] | None]
+    task: NotRequired[str | None]
+
+
+class _Lenient(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class Function(_Lenient):
+    """What a tool is."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+
+
+class Tool(_Lenient):
+    """One tool."""
+
+    type: Literal["function"] = "function"
+    function: Function
+    defer_loading: bool | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """The tool as templates see it: known fields in a fixed order, description and parameters always there."""
+        function = self.function
+        defer = function.defer_loading if function.defer_loading is not None else self.defer_loading
+        inner: dict[str, Any] = {"name": function.name, "description": function.description}
+        inner["parameters"] = function.parameters
+        if function.strict is not None:
+            inner["strict"] = function.strict
+        if defer is not None:
+            inner["defer_loading"] = defer
+        outer: dict[str, Any] = {"type": self.type, "function": inner}
+        if self.defer_loading is not None:
+            outer["defer_loading"] = self.defer_loading
+        return outer
+
+
+class Completion(_Lenient):
+    """`/tokenize` of a prompt."""
+
+    model: str | None = None
+    prompt: str
+    add_special_tokens: bool = True
+    return_token_strs: bool | None = False
+
+
+class Chat(_Lenient):
+    """`/tokenize` of a conversation."""
+
+    model: str | None = None
+    messages: list[Message]
+    add_generation_prompt: bool = True
+    return_token_strs: bool | None = False
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, dict[str, Any]] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+
+
+class Ids(_Lenient):
+    """`/detokenize`."""
+
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0, le=MAX_INT64)]]
+
+
+_TOKENIZE: TypeAdapter[Completion | Chat] = TypeAdapter(Completion | Chat)
+_DETOKENIZE: TypeAdapter[Ids] = TypeAdapter(Ids)
+
+
+def validate_tokenize(fields: Any) -> Completion | Chat:
+    """The form that fits best: with both `prompt` and `messages` valid, the one with more of its fields set.
+
+    Raises `Mistakes`: what both forms complain about.
+    """
+    try:
+        return _TOKENIZE.validate_python(fields, from_attributes=True)
+    except ValidationError as error:
+        raise Mistakes(_mistakes(error, is_union=True)) from None
+
+
+def validate_detokenize(fields: Any) -> Ids:
+    """Ids and model. Raises `Mistakes`."""
+    try:
+        return _DETOKENIZE.validate_python(fields, from_attributes=True)
+    except ValidationError as error:
+        raise Mistakes(_mistakes(error, is_union=False)) from None
+
+
+def _mistakes(error: ValidationError, is_union: bool) -> list[Mistake]:
+    return [
+        {**found, "loc": ("body", *(_named(part) for part in found["loc"][is_union:] if not _is_internal(part)))}
+        for found in error.errors(include_url=False)
+    ]
+
+
+def _is_internal(part: str | int) -> bool:
+    return isinstance(part, str) and (part in _INTERNAL or "[" in part)
+
+
+def _named(part: str | int) -> str | int:
+    """A part of a `loc` that may be shown: keys that the caller made up may hold any text."""
+    return part if isinstance(part, int) or (part.isascii() and part.isidentifier() and len(part) <= 64) else "<key>"

@@ -1,0 +1,223 @@
+"""The models that are served: their names, their state, their tokenizers and chat templates."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from dispatcher.embedded import EMBEDDED_MODEL
+from dispatcher.engines import is_fault
+from dispatcher.options import DispatcherOptions
+from dispatcher.tokenizer import Tokenizer, load_tokenizer
+from gpu_core.errors import SidetokError
+from service.chat import ChatTemplate
+from service.errors import ChatTemplateError, ModelNotReady, UnknownModel
+from service.model_files import ModelFiles, read_embedded_files, read_model_files
+from service.options import ServiceOptions
+
+log = logging.getLogger("sidetok.registry")
+
+EMBEDDED = "embedded"
+"""The path of the embedded model."""
+
+MAX_SHOWN_NAME = 256
+"""Characters of an unknown model name that are repeated in the error."""
+
+MAX_LOADERS = 4
+"""Models that are loaded at the same time."""
+
+State = Literal["loading", "ready", "failed"]
+
+
+@dataclass(slots=True)
+class Model:
+    """One model. It is filled by the thread that loads it; `state` is set last."""
+
+    name: str
+    path: str
+    """Directory or file, or `embedded`."""
+    aliases: tuple[str, ...] = ()
+    state: State = "loading"
+    error: str | None = None
+    """Why the load failed; for a ready model, why it has no chat template although its files do."""
+    load_s: float = 0.0
+    """Seconds that the load took."""
+    created_s: int = field(default_factory=lambda: int(time.time()))
+    """Unix time of registration."""
+    tokenizer: Tokenizer | None = None
+    chat_template: ChatTemplate | None = None
+    max_model_len: int = 0
+    """Context length in ids."""
+    tokenizer_max_len: int | None = None
+    """Context length that the tokenizer's own configuration names, if it names a sane one."""
+
+    @property
+    def ready_tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises `ModelNotReady` while there is none."""
+        if self.tokenizer is None or self.state != "ready":
+            raise ModelNotReady(self._not_ready())
+        return self.tokenizer
+
+    def _not_ready(self) -> str:
+        if self.state == "failed":
+            return f"The model `{self.name}` failed to load; the listing of models says why."
+        return f"The model `{self.name}` is still loading; try again."
+
+
+class Registry:
+    """All models of the process. Names are fixed at start; only the state of a model changes."""
+
+    def __init__(self, service: ServiceOptions, dispatcher: DispatcherOptions) -> None:
+        """Register models, loading nothing. Raises `ValueError` that names the flag with the wrong value."""
+        self._engine = dispatcher.cpu_engine
+        self._cache_dir = Path(dispatcher.cache_dir) if dispatcher.cache_dir else None
+        self._models = _parse_models(service.model)
+        self._names = _parse_aliases(service.alias, self._models)
+        default = service.default_model or next(iter(self._models))
+        if default not in self._names:
+            raise ValueError(f"--default-model {default}: there is no such model; there are {', '.join(self._names)}")
+        self.default = self._names[default]
+        for model in self._models.values():
+            model.aliases = tuple(name for name, other in self._names.items() if other is model and name != model.name)
+
+    def resolve(self, name: str | None) -> Model:
+        """The ready model of that name or alias; None or "" is the default. Raises `UnknownModel` or `ModelNotReady`."""
+        model = self._names.get(name) if name else self.default
+        if model is None:
+            # A name may hold lone surrogates, which no answer can carry.
+            shown = str(name)[:MAX_SHOWN_NAME].encode(errors="replace").decode()
+            raise UnknownModel(f"The model `{shown}` does not exist. Valid aliases: {', '.join(self._names)}.")
+        if model.state != "ready":
+            raise ModelNotReady(model._not_ready())
+        return model
+
+    def names(self) -> list[str]:
+        """Every name that `resolve` knows: models first, then aliases."""
+        return list(self._names)
+
+    def models(self) -> list[Model]:
+        """The models in the order of the command line."""
+        return list(self._models.values())
+
+    @property
+    def ready(self) -> bool:
+        """Whether every model ended its load, and one at least is ready."""
+        states = [model.state for model in self._models.values()]
+        return "loading" not in states and "ready" in states
+
+    def load_all(self) -> None:
+        """Load every model; returns when each is ready or failed. A model that fails harms no other."""
+        with ThreadPoolExecutor(min(MAX_LOADERS, len(self._models)), "sidetok-load") as pool:
+            list(pool.map(self._load, self._models.values()))
+
+    def describe(self) -> list[dict[str, Any]]:
+        """The models as items of an OpenAI model list, each with its state, engine and tokenizer."""
+        return [self._describe(model) for model in self._models.values()]
+
+    def _load(self, model: Model) -> None:
+        start_s = time.perf_counter()
+        try:
+            self._fill(model, read_embedded_files() if model.path == EMBEDDED else read_model_files(Path(model.path)))
+            model.state = "ready"
+        except BaseException as error:
+            # A native library may panic on a file; the panic derives from BaseException.
+            if not is_fault(error):
+                raise
+            model.error = str(error) if isinstance(error, SidetokError) else f"{type(error).__name__}: {error}"
+            model.state = "failed"
+        model.load_s = time.perf_counter() - start_s
+        _log_load(model)
+
+    def _fill(self, model: Model, files: ModelFiles) -> None:
+        model.max_model_len = files.max_model_len
+        model.tokenizer_max_len = files.tokenizer_max_len
+        model.tokenizer = load_tokenizer(files.tokenizer_json, engine=self._engine, cache_dir=self._cache_dir)
+        if files.chat_templates:
+            try:
+                model.chat_template = ChatTemplate(files.chat_templates, files.special_tokens)
+            except ChatTemplateError as error:
+                # Text can be served without it.
+                model.error = str(error)
+
+    def _describe(self, model: Model) -> dict[str, Any]:
+        item: dict[str, Any] = {
+            "id": model.name,
+            "object": "model",
+            "created": model.created_s,
+            "owned_by": "sidetok",
+            "root": model.path,
+            "max_model_len": model.max_model_len or None,
+            "aliases": list(model.aliases),
+            "default": model is self.default,
+            "state": model.state,
+            "error": model.error,
+            "engine": None,
+            "tokenizer": None,
+        }
+        if (tokenizer := model.tokenizer) is not None:
+            item["engine"] = {"name": tokenizer.engine, "reason": tokenizer.engine_reason}
+            item["tokenizer"] = {
+                "digest": tokenizer.spec.digest,
+                "family": tokenizer.spec.pattern_family,
+                "normalizer": tokenizer.spec.normalizer,
+                "vocab_size": tokenizer.vocab_size,
+                "added_tokens": len(tokenizer.spec.added_tokens),
+                "chat_template": model.chat_template is not None,
+            }
+        return item
+
+
+def _parse_models(arguments: Iterable[str]) -> dict[str, Model]:
+    """`NAME=PATH`, or PATH alone, named after its folder; nothing at all is the embedded model."""
+    models: dict[str, Model] = {}
+    for argument in arguments:
+        name, path = _split_model(argument)
+        if name in models:
+            raise ValueError(f"--model {argument}: there are two models named {name!r}; give one another name")
+        models[name] = Model(name, path)
+    return models or {EMBEDDED_MODEL: Model(EMBEDDED_MODEL, EMBEDDED)}
+
+
+def _split_model(argument: str) -> tuple[str, str]:
+    name, equals, path = argument.partition("=")
+    # A path may contain '='; what has a separator before the first one, or exists as it stands, is a path.
+    if not equals or "/" in name or (not path and Path(argument).exists()):
+        whole = Path(argument)
+        folder = whole.parent if whole.suffix == ".json" else whole
+        name, path = folder.resolve().name, argument
+    if not name.strip() or not path.strip():
+        raise ValueError(f"--model {argument}: expected NAME=PATH")
+    return name, path
+
+
+def _parse_aliases(arguments: Iterable[str], models: dict[str, Model]) -> dict[str, Model]:
+    """Every name, models first. An alias may not stand for an alias, nor hide another name."""
+    names = dict(models)
+    for argument in arguments:
+        alias, equals, target = argument.partition("=")
+        if not equals or not alias.strip() or not target.strip():
+            raise ValueError(f"--alias {argument}: expected NAME=MODEL")
+        if target not in models:
+            raise ValueError(f"--alias {argument}: there is no model named {target!r}; there are {', '.join(models)}")
+        if alias in names:
+            raise ValueError(f"--alias {argument}: the name {alias!r} is taken")
+        names[alias] = models[target]
+    return names
+
+
+def _log_load(model: Model) -> None:
+    fields: dict[str, Any] = {"model": model.name, "load_s": round(model.load_s, 3)}
+    if model.tokenizer is None or model.state == "failed":
+        log.error("model failed", extra={**fields, "reason": model.error})
+        return
+    fields |= {"engine": model.tokenizer.engine, "reason": model.tokenizer.engine_reason}
+    log.info("model ready", extra=fields)
+    if model.error:
+        log.warning("chat template not usable", extra={"model": model.name, "reason": model.error})
+
+
