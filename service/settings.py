@@ -136,9 +136,13 @@ def add_flags(parser: argparse._ActionsContainer, settings: Iterable[Setting]) -
 
 
 def resolve(
-    parser: Parser, namespace: argparse.Namespace, settings: Iterable[Setting], environ: Mapping[str, str]
+    parser: Parser, namespace: argparse.Namespace, settings: Iterable[Setting], environ: Mapping[str, str] | None
 ) -> dict[str, Any]:
-    """Field name -> value, from flag, environment or default. A bad value ends the process by `parser.error`."""
+    """Field name -> value, from flag, environment (None = that of the process) or default.
+
+    A bad value ends the process by `parser.error`.
+    """
+    environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
     for setting in settings:
         given = getattr(namespace, setting.field, None)
@@ -156,7 +160,6 @@ def parse_serve(
 
     A bad value is one line on standard error and exit status 2.
     """
-    environ = os.environ if environ is None else environ
     parser = Parser(
         prog="sidetok serve",
         description="Serve token ids over HTTP, on TCP and a Unix socket.",
