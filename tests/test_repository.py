@@ -37,8 +37,15 @@ def reads_environment(tree: ast.AST) -> bool:
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del)
     }
     for node in ast.walk(tree):
-        name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-        if name in READERS or (name == "environ" and id(node) not in written):
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module == "os"
+            and {a.name for a in node.names} & (READERS | {"environ"})
+        ):
+            return True
+        if isinstance(node, ast.Attribute) and (
+            node.attr in READERS or (node.attr == "environ" and id(node) not in written)
+        ):
             return True
     return False
 
@@ -49,7 +56,7 @@ def reads_environment(tree: ast.AST) -> bool:
         ("os.environ['A'] = 'b'", False),
         ("os.environ['A']", True),
         ("os.environ.get('A')", True),
-        ("x = dict(environ)", True),
+        ("from os import environ", True),
         ("os.getenv('A')", True),
         ("Path('~').expanduser()", True),
     ],
