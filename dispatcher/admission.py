@@ -6,6 +6,27 @@ from dispatcher.errors import TooBusy
 from dispatcher.options import DispatcherOptions
 
 
+class Slot:
+    """What one admitted request holds."""
+
+    __slots__ = ("_admission", "n_bytes")
+
+    def __init__(self, admission: Admission, n_bytes: int) -> None:
+        self._admission = admission
+        self.n_bytes = n_bytes
+
+    def grow(self, n_bytes: int) -> None:
+        """Take more bytes (a body of unknown length), or raise `TooBusy`."""
+        self._admission.check_bytes(n_bytes)
+        self._admission.n_bytes += n_bytes
+        self.n_bytes += n_bytes
+
+    def release(self) -> None:
+        """Give back the slot and its bytes."""
+        self._admission.n_requests -= 1
+        self._admission.n_bytes -= self.n_bytes
+
+
 class Admission:
     """Counts requests and body bytes in flight, and refuses what is over the limits."""
 
@@ -16,28 +37,25 @@ class Admission:
         self.n_bytes = 0
         self.shed: dict[str, int] = {"requests": 0, "bytes": 0}
 
-    def admit(self, n_bytes: int) -> None:
-        """Take a slot and `n_bytes`, or raise `TooBusy`. Whoever is admitted calls `release` once."""
+    def admit(self, n_bytes: int) -> Slot:
+        """Take a slot and `n_bytes`, or raise `TooBusy`. Whoever is admitted releases the slot once."""
         if self.n_requests >= self.max_requests:
-            self._refuse("requests", f"{self.max_requests} requests are in flight; retry later or raise --max-in-flight.")
-        self._check_bytes(n_bytes)
+            self._refuse(
+                "requests", f"{self.max_requests} requests are in flight; retry later or raise --max-in-flight."
+            )
+        self.check_bytes(n_bytes)
         self.n_requests += 1
         self.n_bytes += n_bytes
+        return Slot(self, n_bytes)
 
-    def grow(self, n_bytes: int) -> None:
-        """Take more bytes for a request that is already admitted (a body of unknown length), or raise `TooBusy`."""
-        self._check_bytes(n_bytes)
-        self.n_bytes += n_bytes
+    def check_bytes(self, n_bytes: int) -> None:
+        """Raise `TooBusy` when `n_bytes` more would be too much.
 
-    def release(self, n_bytes: int) -> None:
-        """Give back a slot and all bytes that were taken for it."""
-        self.n_requests -= 1
-        self.n_bytes -= n_bytes
-
-    def _check_bytes(self, n_bytes: int) -> None:
-        """A single body larger than the limit is admitted when nothing else is in flight, else it never would be."""
+        A single body larger than the limit is admitted when nothing else is in flight, else it never would be."""
         if self.n_bytes and self.n_bytes + n_bytes > self.max_bytes:
-            self._refuse("bytes", f"{self.max_bytes} body bytes are in flight; retry later or raise --max-in-flight-bytes.")
+            self._refuse(
+                "bytes", f"{self.max_bytes} body bytes are in flight; retry later or raise --max-in-flight-bytes."
+            )
 
     def _refuse(self, reason: str, message: str) -> None:
         self.shed[reason] += 1

@@ -12,7 +12,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
 from typing import Any
 
 from dispatcher.admission import Admission
@@ -22,6 +21,7 @@ from dispatcher.meter import ThreadClocks, WorkerTally, total
 from dispatcher.options import DispatcherOptions
 from dispatcher.request import EncodedDocument, EncodeRequest, Request, Result
 from dispatcher.shadow import ShadowCheck
+from dispatcher.work_queue import WorkQueue
 from gpu_core.errors import SidetokError
 
 log = logging.getLogger("sidetok.dispatcher")
@@ -43,7 +43,7 @@ class Dispatcher:
         self.n_workers = options.cpu_workers or max(MIN_WORKERS, os.cpu_count() or 1)
         self._wake = wake
         self._waking = False
-        self._queue: SimpleQueue[Job[Any] | None] = SimpleQueue()
+        self._queue = WorkQueue()
         self._done: deque[Job[Any]] = deque()
         self._in_flight: set[Job[Any]] = set()
         self._tallies = [WorkerTally() for _ in range(self.n_workers)]
@@ -94,8 +94,7 @@ class Dispatcher:
 
     def close(self) -> None:
         """Stop the workers after what is queued; a document that takes longer than `CLOSE_S` is left behind."""
-        for _ in self._threads:
-            self._queue.put(None)
+        self._queue.close()
         until_s = time.monotonic() + CLOSE_S
         for thread in self._threads:
             thread.join(max(0.0, until_s - time.monotonic()))
@@ -109,7 +108,7 @@ class Dispatcher:
     def _leave(self, job: Job[Any]) -> None:
         if job in self._in_flight:
             self._in_flight.remove(job)
-            self.admission.release(job.admitted_bytes)
+            job.slot.release()
 
     @staticmethod
     def _settle(job: Job[Any]) -> None:
@@ -119,20 +118,23 @@ class Dispatcher:
     def _work(self, tally: WorkerTally) -> None:
         """A worker's life. Its CPU clock is read between stages only, so waiting in the queue counts for the next job."""
         cpu_ns = time.thread_time_ns()
-        get, done = self._queue.get, self._done
-        while (job := get()) is not None:
-            if not job.claim():
-                continue
-            cpu_ns = self._run(job, tally, cpu_ns)
-            done.append(job)
-            if not self._waking:
-                self._waking = True
-                self._wake(self.deliver)
+        queue, done = self._queue, self._done
+        gate = queue.join()
+        while (job := queue.get(gate)) is not None:
+            start_ns = time.monotonic_ns()
+            claimed = job.claim()
+            if claimed:
+                cpu_ns = self._run(job, tally, start_ns, cpu_ns)
+                done.append(job)
+                if not self._waking:
+                    self._waking = True
+                    self._wake(self.deliver)
+            queue.finished(job, time.monotonic_ns() - start_ns)
 
-    def _run(self, job: Job[Any], tally: WorkerTally, start_cpu_ns: int) -> int:
+    def _run(self, job: Job[Any], tally: WorkerTally, start_ns: int, start_cpu_ns: int) -> int:
         """One job from body to answer; returns the thread's CPU clock at its end."""
         clock = time.thread_time_ns
-        tally.queue_of(job.route).observe((time.monotonic_ns() - job.submitted_ns) * 1e-9)
+        tally.queue_of(job.route).observe((start_ns - job.submitted_ns) * 1e-9)
         read_cpu_ns = encoded_cpu_ns = 0
         request: Request | None = None
         result: Result | None = None

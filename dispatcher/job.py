@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from dispatcher.admission import Slot
 from dispatcher.errors import Cancelled, DeadlineExceeded
 from dispatcher.request import Request, Result
 from gpu_core.errors import SidetokError
@@ -20,16 +21,17 @@ class Job(Generic[A]):
     __slots__ = (
         "_claim",
         "abandoned",
-        "admitted_bytes",
         "answer",
         "deadline_ns",
         "error",
         "fail",
+        "is_long",
         "model",
         "on_done",
         "read",
         "route",
         "settled",
+        "slot",
         "submitted_ns",
         "write",
     )
@@ -40,14 +42,14 @@ class Job(Generic[A]):
         write: Callable[[Request, Result], A],
         fail: Callable[[SidetokError], A],
         on_done: Callable[[Job[A]], Any],
-        admitted_bytes: int,
+        slot: Slot,
         deadline_ns: int,
     ) -> None:
         self.read = read
         self.write = write
         self.fail = fail
         self.on_done = on_done
-        self.admitted_bytes = admitted_bytes
+        self.slot = slot
         self.deadline_ns = deadline_ns
         """On the clock of `time.monotonic_ns`; 0 = never."""
         self.submitted_ns = time.monotonic_ns()
@@ -58,6 +60,8 @@ class Job(Generic[A]):
         self.error: BaseException | None = None
         self.abandoned = False
         """Nobody waits for the answer any more: the worker stops at the next chance."""
+        self.is_long = False
+        """Expected to keep a worker busy for longer than a wake-up takes (`dispatcher.work_queue`)."""
         self.settled = False
         """`on_done` was called."""
         self._claim = threading.Lock()

@@ -68,7 +68,9 @@ def read_json(body: bytes) -> Any:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
         if "surrogate" in error.msg:
-            raise InvalidText(f"A string of the body has a lone surrogate (at byte {error.pos}); it is no Unicode text.") from None
+            raise InvalidText(
+                f"A string of the body has a lone surrogate (at byte {error.pos}); it is no Unicode text."
+            ) from None
         raise InvalidBody(f"The body is not JSON: {error.msg} at byte {error.pos}.") from None
 
 

@@ -9,9 +9,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+from dispatcher.admission import Slot
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.errors import Cancelled, EngineFault
 from dispatcher.job import Job
@@ -38,7 +39,9 @@ LINGER_BYTES = 256 << 20
 class HotPath:
     """Serves POST endpoints. One instance per process; all methods run on the event loop."""
 
-    def __init__(self, dispatcher: Dispatcher, meter: RequestMeter, service: ServiceOptions, work: DispatcherOptions) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, meter: RequestMeter, service: ServiceOptions, work: DispatcherOptions
+    ) -> None:
         self._dispatcher = dispatcher
         self._admission = dispatcher.admission
         self._meter = meter
@@ -85,38 +88,44 @@ class HotPath:
         n_bytes = head.content_length or 0
         if n_bytes > self._max_body_bytes:
             raise self._too_large()
-        self._admission.admit(n_bytes)
+        slot = self._admission.admit(n_bytes)
         try:
-            body = await self._body(head, receive)
+            body = await self._body(slot, receive)
         except BaseException:
-            self._admission.release(n_bytes)
+            slot.release()
             raise
-        return await self._run(endpoint, head, body, max(n_bytes, len(body)), receive)
+        return await self._run(endpoint, head, body, slot, receive)
 
-    async def _body(self, head: Head, receive: Receive) -> bytes:
-        """Collect the body; one without Content-Length takes its bytes from the admission as they come."""
+    async def _body(self, slot: Slot, receive: Receive) -> bytes:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise _ClientGone
-        body: bytes = message.get("body", b"")
-        if not message.get("more_body", False):
+        body: bytes = message["body"]
+        if not message["more_body"]:
             return body
-        return b"".join([body, *[chunk async for chunk in self._rest(head, len(body), receive)]])
+        chunks = [body]
+        async for chunk in self._rest(slot, len(body), receive):
+            chunks.append(chunk)  # noqa: PERF401
+        return b"".join(chunks)
 
-    async def _rest(self, head: Head, n_bytes: int, receive: Receive) -> Any:
+    async def _rest(self, slot: Slot, n_bytes: int, receive: Receive) -> AsyncIterator[bytes]:
+        """The rest of a body; one without Content-Length takes its bytes from the admission as they come."""
         more = True
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise _ClientGone
-            chunk: bytes = message.get("body", b"")
-            n_bytes += len(chunk)
+            n_bytes += len(message["body"])
             if n_bytes > self._max_body_bytes:
                 raise self._too_large()
-            more = message.get("more_body", False)
-            yield chunk
+            if n_bytes > slot.n_bytes:
+                slot.grow(n_bytes - slot.n_bytes)
+            more = message["more_body"]
+            yield message["body"]
 
-    async def _run(self, endpoint: Endpoint, head: Head, body: bytes, n_bytes: int, receive: Receive) -> tuple[Answer, str, str]:
+    async def _run(
+        self, endpoint: Endpoint, head: Head, body: bytes, slot: Slot, receive: Receive
+    ) -> tuple[Answer, str, str]:
         timeout_s = self._timeout_s if head.timeout_s is None else head.timeout_s
         done = self._create_future()
         job: Job[Answer] = Job(
@@ -124,7 +133,7 @@ class HotPath:
             lambda request, result: endpoint.write(head, request, result),
             lambda error: endpoint.fail(head, error),
             lambda _: None if done.done() else done.set_result(None),
-            n_bytes,
+            slot,
             int(timeout_s * 1e9) + time.monotonic_ns() if timeout_s else 0,
         )
         self._unwatched[job] = receive
@@ -179,7 +188,9 @@ class HotPath:
             await send({"type": "http.response.body", "body": b""})
 
     def _too_large(self) -> BodyTooLarge:
-        return BodyTooLarge(f"The body is over the limit of {self._max_body_bytes} bytes; split it or raise --max-body.")
+        return BodyTooLarge(
+            f"The body is over the limit of {self._max_body_bytes} bytes; split it or raise --max-body."
+        )
 
     def _log(self, head: Head, model: str, outcome: str, seconds: float) -> None:
         log.info(

@@ -113,7 +113,9 @@ class ServiceCollector(Collector):
             labels=("model", "reason"),
         )
         faults = CounterMetricFamily(
-            "sidetok_engine_faults", "Documents the reference answered because the engine failed.", labels=("model", "engine")
+            "sidetok_engine_faults",
+            "Documents the reference answered because the engine failed.",
+            labels=("model", "engine"),
         )
         for model in self._service.registry.models():
             if (tokenizer := model.tokenizer) is None:
@@ -156,4 +158,3 @@ def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
         total += count
         buckets.append((bound, float(total)))
     return buckets
-

@@ -193,7 +193,9 @@ def _columns(request: EncodeRequest, document: EncodedDocument) -> Fields:
     return asked
 
 
-def _fields(request: EncodeRequest, result: list[EncodedDocument], ids: Callable[[bytes], Any], array: Callable[[Any], Any]) -> Fields:
+def _fields(
+    request: EncodeRequest, result: list[EncodedDocument], ids: Callable[[bytes], Any], array: Callable[[Any], Any]
+) -> Fields:
     """The answer as named fields; lists of values for a batch."""
     rows = []
     for document in result:

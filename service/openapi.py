@@ -11,7 +11,10 @@ Schema = dict[str, Any]
 
 _TEXT: Schema = {"type": "string"}
 _IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 4294967295}}
-_PAIRS: Schema = {"type": "array", "items": {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}}
+_PAIRS: Schema = {
+    "type": "array",
+    "items": {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2},
+}
 _BINARY: Schema = {"type": "string", "format": "binary"}
 
 
@@ -111,7 +114,8 @@ def _operation(summary: str, request: Schema, answer: Schema, binary: Iterable[s
         return {"application/json": {"schema": schema}, **{kind: {"schema": _BINARY} for kind in binary}}
 
     errors = {
-        code: {"description": text, "content": {"application/json": {"schema": _ERROR}}} for code, text in _ERRORS.items()
+        code: {"description": text, "content": {"application/json": {"schema": _ERROR}}}
+        for code, text in _ERRORS.items()
     }
     return {
         "post": {

@@ -188,8 +188,16 @@ def free_port() -> int:
 def run(rounds: int, seconds: float) -> dict[str, dict[str, float]]:
     """Measure every case at every number of connections; prints the table and returns it."""
     echo_port, port = free_port(), free_port()
-    encode = Case("encode, octet-stream", http_request("POST", "/v1/encode", BODY) .replace(b"\r\n\r\n", b"\r\nX-Request-Id: bench\r\n\r\n", 1))
-    as_json = Case("encode, JSON", http_request("POST", "/v1/encode", json.dumps({"text": BODY.decode()}).encode(), "application/json") .replace(b"\r\n\r\n", b"\r\nX-Request-Id: bench\r\n\r\n", 1))
+    encode = Case(
+        "encode, octet-stream",
+        http_request("POST", "/v1/encode", BODY).replace(b"\r\n\r\n", b"\r\nX-Request-Id: bench\r\n\r\n", 1),
+    )
+    as_json = Case(
+        "encode, JSON",
+        http_request("POST", "/v1/encode", json.dumps({"text": BODY.decode()}).encode(), "application/json").replace(
+            b"\r\n\r\n", b"\r\nX-Request-Id: bench\r\n\r\n", 1
+        ),
+    )
     bare = Case("bare echo", http_request("POST", "/", BODY))
     empty = Case("empty endpoint (/health)", http_request("GET", "/health"))
     table: dict[str, dict[str, float]] = {}
@@ -208,7 +216,9 @@ def run(rounds: int, seconds: float) -> dict[str, dict[str, float]]:
 
 
 def _print_rows(n: int, figures: dict[str, list[Figure]], table: dict[str, dict[str, float]]) -> None:
-    print(f"\n{n} connection{'s' * (n > 1)}: {'p50 us':>34} {'p99 us':>8} {'requests/s':>11} {'CPU us':>8} {'p50 ratio':>10} {'rate ratio':>11}")
+    print(
+        f"\n{n} connection{'s' * (n > 1)}: {'p50 us':>34} {'p99 us':>8} {'requests/s':>11} {'CPU us':>8} {'p50 ratio':>10} {'rate ratio':>11}"
+    )
     base: dict[str, float] = {}
     for name, rounds in figures.items():
         row = {field: statistics.median(getattr(f, field) for f in rounds) for field in Figure.__dataclass_fields__}
