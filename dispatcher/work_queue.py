@@ -20,6 +20,9 @@ LONG_BYTES = 16_384
 LONG_NS = 100_000
 """When short bodies take longer than this on average (a slow engine), every job is long."""
 SMOOTHING = 0.1
+ROUND_JOBS = 16
+ROUND_BYTES = 32_768
+"""Bounds of a round of short jobs: about 150 us of work."""
 
 
 class WorkQueue:
@@ -50,32 +53,31 @@ class WorkQueue:
         if gate is not None:
             gate.release()
 
-    def get(self, gate: threading.Lock) -> Job[Any] | None:
-        """The next job, once there is one; None when the queue is closed and empty."""
+    def get(self, gate: threading.Lock) -> list[Job[Any]]:
+        """The jobs of one round, once there are any: one long job, or short ones up to the round's bounds.
+
+        Empty when the queue is closed and nothing waits.
+        """
         while True:
             with self._lock:
                 if self._jobs:
-                    job = self._jobs.popleft()
-                    job.is_long = job.slot.n_bytes > LONG_BYTES or self._short_ns > LONG_NS
-                    if not job.is_long:
-                        return job
-                    self._n_long += 1
-                    other = self._next_to_wake()
+                    jobs, other = self._take()
                     break
                 if self._closed:
-                    return None
+                    return []
                 self._n_awake -= 1
                 self._parked.append(gate)
             gate.acquire()
         if other is not None:
             other.release()
-        return job
+        return jobs
 
-    def finished(self, job: Job[Any], busy_ns: int) -> None:
-        """A worker is done with a job that took `busy_ns`."""
-        if job.slot.n_bytes <= LONG_BYTES:
-            self._short_ns += (busy_ns - self._short_ns) * SMOOTHING
-        if job.is_long:
+    def finished(self, jobs: list[Job[Any]], busy_ns: int) -> None:
+        """A worker is done with a round that took `busy_ns`."""
+        first = jobs[0]
+        if first.slot.n_bytes <= LONG_BYTES:
+            self._short_ns += (busy_ns / len(jobs) - self._short_ns) * SMOOTHING
+        if first.is_long:
             with self._lock:
                 self._n_long -= 1
 
@@ -87,6 +89,23 @@ class WorkQueue:
             self._n_awake += len(gates)
         for gate in gates:
             gate.release()
+
+    def _take(self) -> tuple[list[Job[Any]], threading.Lock | None]:
+        """Under the lock: the jobs of one round, and the gate of a worker to wake for what is left."""
+        slow = self._short_ns > LONG_NS
+        first = self._jobs.popleft()
+        if slow or first.slot.n_bytes > LONG_BYTES:
+            first.is_long = True
+            self._n_long += 1
+            return [first], self._next_to_wake()
+        jobs = [first]
+        n_bytes = first.slot.n_bytes
+        while self._jobs and len(jobs) < ROUND_JOBS:
+            n_bytes += self._jobs[0].slot.n_bytes
+            if n_bytes > ROUND_BYTES:
+                break
+            jobs.append(self._jobs.popleft())
+        return jobs, None
 
     def _next_to_wake(self) -> threading.Lock | None:
         """The gate of the worker that parked last (its caches are warm), if the jobs that wait need one more. Under the lock."""
