@@ -1,4 +1,4 @@
-"""Chat templates: compiled once per model, rendered in a sandbox, with the semantics of Hugging Face `apply_chat_template`.
+"""Chat templates: compiled once per model, rendered in a sandbox, as Hugging Face's `apply_chat_template` does.
 
 The environment is the one that templates are written for: trimmed blocks, loop controls, `tojson` that escapes nothing,
 `raise_exception`, `strftime_now` and `{% generation %}` blocks.
@@ -16,7 +16,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from service.chat_ast import loops_over_content, string_constants
+from service.chat_ast import loops_over_content, loops_over_named_content, string_constants
 from service.errors import ChatTemplateError
 
 MAX_RENDERED_CHARS = 128 << 20
@@ -25,15 +25,26 @@ MAX_RENDERED_CHARS = 128 << 20
 EMPTY_CONVERSATION = "Cannot apply chat template to an empty conversation. Provide at least one message."
 
 RESERVED_VARIABLES = frozenset(
-    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "conversation", "chat_template"}
+    {
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "conversation",
+        "chat_template",
+    }
 )
 """Names that a request cannot set as template variables; they have fields of their own, or none."""
+
+MEDIA_WORDS = ("image", "audio", "video", "vision")
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Names of a message's reasoning, the first being the one that most templates read."""
 
-_FINAL_TAG = "\ue000sidetok-final-message\ue000 "
-"""Glued to the end of the message to continue. It ends in a space, so that a template that trims shows itself."""
+_FINAL_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Glued to the end of the message to continue. It ends in a space, so that a template that trims shows itself. It is
+the reference's own: a template that prints the message twice leaves the first tag in the prompt, there as here."""
 
 Message = dict[str, Any]
 
@@ -100,6 +111,7 @@ class _Compiled:
             raise ChatTemplateError(f"chat template {name!r} does not compile ({type(error).__name__})") from None
         self.source = source
         self.wants_parts = loops_over_content(tree)
+        self.wants_media_parts = loops_over_named_content(tree) or any(word in source for word in MEDIA_WORDS)
         self.constants = string_constants(tree)
 
 
@@ -114,6 +126,10 @@ class ChatTemplate:
     def wants_parts(self, tools: Sequence[Any] | None = None) -> bool:
         """Whether the template loops over a message's content, so that content goes in as a list of parts."""
         return self._select(tools).wants_parts
+
+    def wants_media_parts(self, tools: Sequence[Any] | None = None) -> bool:
+        """The same by SGLang's rule, which also takes every template that mentions media for one that does."""
+        return self._select(tools).wants_media_parts
 
     def knows_role(self, role: str, tools: Sequence[Any] | None = None) -> bool:
         """Whether the template names a role in quotes."""
@@ -132,8 +148,9 @@ class ChatTemplate:
     ) -> str:
         """The prompt of a conversation, to be encoded without special tokens: the template has put them in.
 
-        Keys of a message whose value is None are left out, as the reference does. `variables` win over special tokens of the
-        same name. Raises `ChatTemplateError`, whose message holds text of the template but never of the conversation.
+        Keys of a message whose value is None are left out, as the reference does. `variables` win over special tokens
+        of the same name. Raises `ChatTemplateError`, whose message holds text of the template but never of the
+        conversation.
         """
         if not messages:
             raise ChatTemplateError(EMPTY_CONVERSATION)
@@ -192,7 +209,7 @@ def _cut_after_final_message(text: str, final: str) -> str:
     """The rendered text up to the end of the final message; trailing space goes when the template trims it."""
     end = text.rfind(_FINAL_TAG.strip())
     if end < 0 or final.strip() not in text:
-        raise ChatTemplateError("continue_final_message is set, but the chat template changes or drops the final message.")
+        raise ChatTemplateError("continue_final_message is set, but the template changes or drops the final message.")
     return text[:end] if text.startswith(_FINAL_TAG, end) else text[:end].rstrip()
 
 

@@ -15,9 +15,9 @@ def string_constants(tree: nodes.Template) -> frozenset[str]:
 def loops_over_content(tree: nodes.Template) -> bool:
     """Whether some loop goes over the content of a message.
 
-    Found are loops over `message.content` for every variable that loops over the messages or a variable made from them, over a
-    variable named `content`, and over a macro's parameter that is given a message's content. It is the rule by which vLLM
-    chooses its content format, so both serve the same text.
+    Found are loops over `message.content` for every variable that loops over the messages or a variable made from
+    them, over a variable named `content`, and over a macro's parameter that is given a message's content. It is the
+    rule by which vLLM chooses its content format, so both serve the same text.
     """
     messages = _aliases(tree, "messages")
     items = {
@@ -31,6 +31,12 @@ def loops_over_content(tree: nodes.Template) -> bool:
         or _is_named(loop.iter, _content_parameters(tree, macro, items) if macro else {"content"})
         for loop, macro in ((loop, in_macros.get(id(loop))) for loop in tree.find_all(nodes.For))
     )
+
+
+def loops_over_named_content(tree: nodes.Template) -> bool:
+    """Whether some loop goes over the content of a variable named `message`, `msg` or `m`: the rule of SGLang."""
+    loops = tree.find_all(nodes.For)
+    return any(_reads(loop.iter, name, "content") for loop in loops for name in ("message", "msg", "m"))
 
 
 def _loops_in_macros(tree: nodes.Template) -> dict[int, nodes.Macro]:

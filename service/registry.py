@@ -82,11 +82,12 @@ class Registry:
         if default not in self._names:
             raise ValueError(f"--default-model {default}: there is no such model; there are {', '.join(self._names)}")
         self.default = self._names[default]
+        self.n_models = len(self._models)
         for model in self._models.values():
             model.aliases = tuple(name for name, other in self._names.items() if other is model and name != model.name)
 
     def resolve(self, name: str | None) -> Model:
-        """The ready model of that name or alias; None or "" is the default. Raises `UnknownModel` or `ModelNotReady`."""
+        """The model of that name or alias; None or "" is the default. Raises `UnknownModel` or `ModelNotReady`."""
         model = self._names.get(name) if name else self.default
         if model is None:
             # A name may hold lone surrogates, which no answer can carry.
@@ -219,5 +220,3 @@ def _log_load(model: Model) -> None:
     log.info("model ready", extra=fields)
     if model.error:
         log.warning("chat template not usable", extra={"model": model.name, "reason": model.error})
-
-

@@ -1,15 +1,19 @@
-"""JSON bodies read as the Python servers read them: fast when all is well, with their exact complaint when it is not."""
+"""JSON bodies read as the Python servers read them: fast when all is well, with their own complaint when it is not."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import orjson
 
-from service.endpoint import Head
+from dispatcher.errors import TooBusy
+from gpu_core.errors import OverloadError, SidetokError
+from service.endpoint import Answer, Head
 from service.errors import InvalidBody, UnsupportedMediaType
+
+T = TypeVar("T")
 
 UNREADABLE = "There was an error parsing the body"
 """Said of a body that is no text, or JSON that is nested too deeply or has a number of thousands of digits."""
@@ -18,7 +22,7 @@ MAX_REPORTED_ERRORS = 10
 MAX_SHOWN_CHARS = 200
 
 Mistake = dict[str, Any]
-"""One finding in a body, as pydantic reports it: `type`, `loc` (a tuple of names and positions), `msg`, `input`, perhaps `ctx`."""
+"""One finding as pydantic reports it: `type`, `loc` (a tuple of names and positions), `msg`, `input`, maybe `ctx`."""
 
 
 class Mistakes(Exception):
@@ -36,7 +40,7 @@ def require_json(head: Head) -> None:
 
 
 def read_json(body: bytes) -> Any:
-    """Parse JSON, about as leniently as Python's `json`. Integers over 64 bits may come as floats; see `read_json_exactly`.
+    """Parse JSON as leniently as Python's `json`, except that integers over 64 bits may come as floats.
 
     Raises `Mistakes` with the position of the first error, or `InvalidBody` for a body that cannot be read at all.
     """
@@ -47,7 +51,7 @@ def read_json(body: bytes) -> Any:
 
 
 def read_json_exactly(body: bytes) -> Any:
-    """Parse JSON by Python's own parser: NaN, lone surrogates, a byte order mark and UTF-16 are accepted, integers are exact."""
+    """Parse JSON by Python's own parser: exact integers; NaN, lone surrogates, byte order marks, UTF-16 are taken."""
     if not body:
         raise Mistakes([{"type": "missing", "loc": ("body",), "msg": "Field required", "input": None}])
     try:
@@ -57,6 +61,24 @@ def read_json_exactly(body: bytes) -> Any:
         raise Mistakes([{**mistake, "ctx": {"error": error.msg}}]) from None
     except (UnicodeDecodeError, RecursionError, ValueError):
         raise InvalidBody(UNREADABLE) from None
+
+
+def validated(validate: Callable[[Any], T], fields: Any, body: bytes) -> T:
+    """`validate(fields)`, where `fields` are what `read_json` made of the body. Raises `Mistakes`."""
+    try:
+        return validate(fields)
+    except Mistakes:
+        # Integers over 64 bits were read as floats; read again, so that the complaint names the number that was sent.
+        return validate(read_json_exactly(body))
+
+
+def error_answer(fields: dict[str, Any], code: int, error: SidetokError) -> Answer:
+    """An error as JSON; one that may pass says when to come again."""
+    answer = Answer(orjson.dumps(fields), status=code)
+    # The hot path adds the header itself to refusals of the admission.
+    if isinstance(error, OverloadError) and not isinstance(error, TooBusy):
+        answer.headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
+    return answer
 
 
 def shown(value: Any) -> str:
@@ -72,7 +94,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}...[truncated]"
 
 
-def shown_mistakes(found: list[Mistake], place: Any = lambda loc: loc) -> str:
+def shown_mistakes(found: list[Mistake], place: Callable[[Any], Any] = lambda loc: loc) -> str:
     """The text that lists the mistakes, one a line, at most `MAX_REPORTED_ERRORS`. `place` words a `loc`."""
     noun = "error" if len(found) == 1 else "errors"
     lines = [f"{len(found)} validation {noun}:"]

@@ -1,7 +1,7 @@
 """vLLM's `POST /tokenize` and `POST /detokenize`: same bodies in, same bodies and errors out.
 
-Source: the released server 0.33 (`vllm/entrypoints/serve/tokenize`) and recorded answers of 0.32. See docs/dialects.md for what
-differs on purpose.
+Source: the released server 0.33 (`vllm/entrypoints/serve/tokenize`) and recorded answers of 0.32. What differs on
+purpose is in docs/dialects.md.
 """
 
 from __future__ import annotations
@@ -13,11 +13,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from dispatcher.errors import InvalidIds, InvalidOption, InvalidText, TooBusy
+from dispatcher.errors import InvalidIds, InvalidOption, InvalidText
 from dispatcher.request import DecodeRequest, EncodeOptions, EncodeRequest, Request, Result
-from gpu_core.errors import OverloadError, SidetokError
+from gpu_core.errors import SidetokError
 from service.codecs import IDS_PER_PIECE, ids_json
-from service.dialects.body import UNREADABLE, Mistakes, read_json, read_json_exactly, require_json, shown_mistakes
+from service.dialects.body import (
+    UNREADABLE,
+    Mistakes,
+    error_answer,
+    read_json,
+    require_json,
+    shown_mistakes,
+    validated,
+)
 from service.dialects.vllm_chat import template_messages
 from service.dialects.vllm_schema import MAX_INT64, Chat, Completion, Ids, validate_detokenize, validate_tokenize
 from service.endpoint import Answer, Head
@@ -106,7 +114,7 @@ class Tokenize:
 
 
 class Detokenize:
-    """`POST /detokenize`: ids to text, special tokens kept. Ids outside the vocabulary are skipped, as the reference does."""
+    """`POST /detokenize`: ids to text, special tokens kept. The reference skips ids outside the vocabulary."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -147,10 +155,7 @@ def fail(error: SidetokError) -> Answer:
         param = "model"
     elif isinstance(error, InvalidText):
         message = NOT_UNICODE
-    answer = Answer(orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}}), status=code)
-    if isinstance(error, OverloadError) and not isinstance(error, TooBusy):
-        answer.headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
-    return answer
+    return error_answer({"error": {"message": message, "type": kind, "param": param, "code": code}}, code, error)
 
 
 def strings_json(strings: list[str | None]) -> bytes:
@@ -173,7 +178,7 @@ def _tokenize_form(body: bytes) -> Prompt | Completion | Chat:
             raise InvalidOption(BOTH_FLAGS)
         if (form := _plain_completion(fields)) is not None:
             return form
-    return _validated(validate_tokenize, fields, body)
+    return validated(validate_tokenize, fields, body)
 
 
 def _plain_completion(fields: dict[str, Any]) -> Prompt | None:
@@ -198,15 +203,7 @@ def _ids_form(body: bytes) -> IdList | Ids:
             and (not tokens or (min(tokens) >= 0 and max(tokens) <= MAX_INT64))
         ):
             return IdList(model, tokens)
-    return _validated(validate_detokenize, fields, body)
-
-
-def _validated(validate: Any, fields: Any, body: bytes) -> Any:
-    try:
-        return validate(fields)
-    except Mistakes:
-        # Integers over 64 bits were read as floats; read again, so that the complaint names the number that was sent.
-        return validate(read_json_exactly(body))
+    return validated(validate_detokenize, fields, body)
 
 
 def _render(form: Chat, model: Model) -> str:
@@ -220,7 +217,7 @@ def _render(form: Chat, model: Model) -> str:
     tools = _tools(form, variables)
     documents = variables.get("documents")
     return template.render(
-        template_messages(form.messages, template, tools),  # type: ignore[arg-type]
+        template_messages(form.messages, template, tools),
         tools=tools,
         documents=documents if isinstance(documents, list) else None,
         add_generation_prompt=form.add_generation_prompt,

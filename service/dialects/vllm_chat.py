@@ -1,7 +1,7 @@
 """From the messages of a request to the messages that a template sees, as vLLM does it.
 
-Only fields that vLLM knows reach the template. Content becomes text, its parts joined by line breaks, or a list of parts when the
-template loops over content.
+Only fields that vLLM knows reach the template. Content becomes text, its parts joined by line breaks, or a list of
+parts when the template loops over content.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ TEXT_FIELDS = {
 
 MEDIA_FIELDS = frozenset(
     {
-        "image_url", "input_image", "image_pil", "image_embeds", "audio_url", "input_audio", "audio_embeds", "video_url",
-        "video_embeds", "prompt_embeds",
+        "image_url", "input_image", "image_pil", "image_embeds", "audio_url", "input_audio", "audio_embeds",
+        "video_url", "video_embeds", "prompt_embeds",
     }
 )  # fmt: skip
 """Types of parts that are no text, and the fields that mark such a part when it has no type."""
 
-KNOWN_PART_FIELDS = MEDIA_FIELDS | {"type", "text", "refusal", "thinking", "uuid", "detail", "name", "file", "data", "closed"}
+KNOWN_PART_FIELDS = MEDIA_FIELDS | {
+    "type", "text", "refusal", "thinking", "uuid", "detail", "name", "file", "data", "closed",
+}  # fmt: skip
 """Fields of a part that vLLM interprets; others are handed to templates that take parts."""
 
 ATTRIBUTION_HEADER = "x-anthropic-billing-header"
@@ -39,7 +41,9 @@ ATTRIBUTION_HEADER = "x-anthropic-billing-header"
 TEXT_ONLY = "This service takes text only; the message has a content part of another kind."
 
 
-def template_messages(messages: Sequence[Mapping[str, Any]], template: ChatTemplate, tools: Sequence[Any] | None) -> list[Message]:
+def template_messages(
+    messages: Sequence[Mapping[str, Any]], template: ChatTemplate, tools: Sequence[Any] | None
+) -> list[Message]:
     """The conversation as `template` sees it. Raises `ChatTemplateError` for what cannot be text."""
     wants_parts = template.wants_parts(tools)
     conversation = [_message(message, wants_parts) for message in messages]
@@ -80,9 +84,11 @@ def _content(role: str, content: Any, wants_parts: bool) -> str | list[Message]:
     if role == "system":
         parts = [kept for part in parts if (kept := _without_attribution(part)) is not None]
     read = [result for part in parts if (result := _part(part)) is not None]
-    if wants_parts and not (role == "tool" and all(part["type"] == "text" for part in read)):
-        return read
-    return "\n".join(part["text"] if part["type"] == "text" else part["name"] for part in read)
+    texts = [part["text"] if part["type"] == "text" else part["name"] for part in read]
+    if not wants_parts:
+        return "\n".join(filter(None, texts))
+    # Most templates that take parts still want the result of a tool as text.
+    return "\n".join(texts) if role == "tool" and all(part["type"] == "text" for part in read) else read
 
 
 def _part(part: Any) -> Message | None:
@@ -98,7 +104,7 @@ def _part(part: Any) -> Message | None:
         return {"type": "tool_reference", "name": part["name"]}
     field = TEXT_FIELDS.get(kind) if isinstance(kind, str) else None
     if field is None:
-        raise ChatTemplateError(f"A content part has a type that is not supported; supported: {', '.join(TEXT_FIELDS)}.")
+        raise ChatTemplateError(f"A content part has no supported type; supported are {', '.join(TEXT_FIELDS)}.")
     text = part.get(field)
     if text is None and field != "thinking":
         return None
@@ -126,17 +132,17 @@ def _tool_call(call: Any) -> Message:
     inner = {"arguments": _arguments(function.get("arguments")), **_ordered(function, "name", without="arguments")}
     outer = {**_ordered(call, "id", without="type"), "function": inner}
     kind = {"type": call["type"]} if "type" in call else {}
-    first = {key: outer.pop(key) for key in ("id", "function") if key in outer}
+    first: Message = {key: outer.pop(key) for key in ("id", "function") if key in outer}
     return {**first, **kind, **outer}
 
 
 def _ordered(fields: Mapping[str, Any], first: str, without: str) -> Message:
-    head = {first: fields[first]} if first in fields else {}
+    head: Message = {first: fields[first]} if first in fields else {}
     return head | {key: value for key, value in fields.items() if key != without}
 
 
 def _arguments(value: Any) -> Message:
-    """Arguments as an object. What is none becomes an empty one, so that a bad call of the past cannot block a conversation."""
+    """Arguments as an object. What is none becomes an empty one: a bad past call must not block a conversation."""
     if isinstance(value, str) and value:
         try:
             value = json.loads(value)

@@ -1,7 +1,7 @@
-"""The request shapes of vLLM's `/tokenize` and `/detokenize`, for everything that the fast path of `vllm` does not take.
+"""The request shapes of vLLM's `/tokenize` and `/detokenize`, for all that the fast path of `vllm` does not take.
 
-Validation is pydantic's lax mode, as there, so what is accepted, converted and complained about is the same. Inside `messages`
-one shape stands for vLLM's eight: as lenient as the most lenient of them, and one complaint instead of eight.
+Validation is pydantic's lax mode, as there, so what is accepted, converted and complained about is the same. Inside
+`messages` one shape stands for vLLM's eight: as lenient as the most lenient, and one complaint instead of eight.
 """
 
 from __future__ import annotations

@@ -1,0 +1,207 @@
+"""SGLang's `POST /tokenize` and `POST /detokenize`: same bodies in, same bodies out, errors flat.
+
+Source: the released server 0.5.23 (`sglang/srt/entrypoints/openai`). See docs/dialects.md for what differs on purpose.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from dispatcher.errors import InvalidIds, InvalidOption, InvalidText
+from dispatcher.request import DecodeRequest, EncodedDocument, EncodeOptions, EncodeRequest, Request, Result
+from gpu_core.errors import SidetokError
+from service.codecs import ids_json
+from service.dialects import sglang_schema as schema
+from service.dialects.body import Mistakes, error_answer, read_json, require_json, shown_mistakes, validated
+from service.dialects.sglang_chat import render
+from service.endpoint import Answer, Head
+from service.errors import ChatTemplateError, InvalidBody, UnknownModel, UnsupportedMediaType, status_of
+from service.registry import Model, Registry
+
+NO_CHAT_TEMPLATE = "The model has no chat template; send text as `prompt`."
+NOT_UNICODE = "The text is not valid Unicode: it has a lone surrogate."
+ID_OUT_OF_RANGE = "Error decoding tokens: an id is not in 0 to 4294967295. Input tokens might be invalid for the model."
+
+_WITH_SPECIAL = EncodeOptions(add_special_tokens=True)
+_WITHOUT_SPECIAL = EncodeOptions(add_special_tokens=False)
+
+
+@dataclass(slots=True)
+class TokenizeRequest(EncodeRequest):
+    """An encode request and what its answer needs. Without `is_batch` all documents are parts of one prompt."""
+
+    max_model_len: int = 0
+
+
+class Prompt(NamedTuple):
+    """What `sglang_schema.Tokenize` says of a prompt, without pydantic."""
+
+    model: str
+    prompt: str | list[str]
+    add_special_tokens: bool
+
+
+class IdLists(NamedTuple):
+    """What `sglang_schema.Detokenize` says, without pydantic."""
+
+    model: str
+    tokens: list[int] | list[list[int]]
+    skip_special_tokens: bool
+
+
+class Tokenize:
+    """`POST /tokenize`: a prompt, a list of prompts or a conversation to ids."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def read(self, head: Head, body: bytes) -> TokenizeRequest:
+        """See `service.endpoint.Endpoint`."""
+        require_json(head)
+        try:
+            form = _tokenize_form(body)
+        except Mistakes as mistakes:
+            raise InvalidBody(shown_mistakes(mistakes.found)) from None
+        model = _resolve(self._registry, form.model)
+        is_batch = isinstance(form.prompt, list)
+        documents, special = _documents(form, model)
+        return TokenizeRequest(
+            model.name,
+            model.ready_tokenizer,
+            documents,
+            _WITH_SPECIAL if special else _WITHOUT_SPECIAL,
+            len(body),
+            is_batch,
+            max_model_len=model.tokenizer_max_len or model.max_model_len,
+        )
+
+    def write(self, head: Head, request: Request, result: Result) -> Answer:
+        """See `service.endpoint.Endpoint`."""
+        assert isinstance(request, TokenizeRequest)
+        encoded: list[EncodedDocument] = result  # type: ignore[assignment]
+        if request.is_batch:
+            ids = b"[%b]" % b",".join([ids_json(document.ids) for document in encoded])
+            count = orjson.dumps([document.n_tokens for document in encoded])
+        else:
+            packed = b"".join([document.ids for document in encoded])
+            ids, count = ids_json(packed), b"%d" % (len(packed) // 4)
+        return Answer(b'{"tokens":%b,"count":%b,"max_model_len":%d}' % (ids, count, request.max_model_len))
+
+    def fail(self, head: Head, error: SidetokError) -> Answer:
+        """See `service.endpoint.Endpoint`."""
+        return fail(error)
+
+
+class Detokenize:
+    """`POST /detokenize`: ids to text, special tokens dropped by default. Ids outside the vocabulary are skipped."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def read(self, head: Head, body: bytes) -> DecodeRequest:
+        """See `service.endpoint.Endpoint`."""
+        require_json(head)
+        try:
+            form = _ids_form(body)
+        except Mistakes as mistakes:
+            raise InvalidBody(shown_mistakes(mistakes.found)) from None
+        model = _resolve(self._registry, form.model)
+        is_batch = bool(form.tokens) and isinstance(form.tokens[0], list)
+        sequences: list[Any] = list(form.tokens) if is_batch else [form.tokens]
+        return DecodeRequest(
+            model.name,
+            model.ready_tokenizer,
+            [_ids_array(sequence) for sequence in sequences],
+            form.skip_special_tokens,
+            len(body),
+            is_batch,
+        )
+
+    def write(self, head: Head, request: Request, result: Result) -> Answer:
+        """See `service.endpoint.Endpoint`."""
+        return Answer(b'{"text":%b}' % orjson.dumps(result if request.is_batch else result[0]))
+
+    def fail(self, head: Head, error: SidetokError) -> Answer:
+        """See `service.endpoint.Endpoint`."""
+        return fail(error)
+
+
+def fail(error: SidetokError) -> Answer:
+    """SGLang's error object: `{object, message, type, param, code}`, flat."""
+    status = status_of(error)
+    code, kind, message = status.code, status.type, str(error)
+    if isinstance(error, InvalidBody | UnsupportedMediaType):
+        code, kind = 400, "Bad Request"
+    elif isinstance(error, InvalidText):
+        message = NOT_UNICODE
+    elif isinstance(error, InvalidIds):
+        kind = "DecodeError"
+    param = "model" if isinstance(error, UnknownModel) else None
+    fields = {"object": "error", "message": message, "type": kind, "param": param, "code": code}
+    return error_answer(fields, code, error)
+
+
+def _resolve(registry: Registry, name: str) -> Model:
+    """The model. SGLang serves one and ignores the name; it only matters where there are several."""
+    if registry.n_models == 1:
+        return registry.resolve(None)
+    try:
+        return registry.resolve(name)
+    except UnknownModel:
+        if name != "default":
+            raise
+        return registry.resolve(None)
+
+
+def _documents(form: Prompt | schema.Tokenize, model: Model) -> tuple[list[str], bool]:
+    """The texts to encode, and whether with special tokens."""
+    if isinstance(form.prompt, str):
+        return [form.prompt], form.add_special_tokens
+    if form.prompt is not None:
+        return form.prompt, form.add_special_tokens
+    return _chat_documents(form, model)
+
+
+def _chat_documents(form: schema.Tokenize, model: Model) -> tuple[list[str], bool]:
+    """The parts of a conversation's prompt, and whether to encode with special tokens."""
+    template = model.chat_template
+    if template is None:
+        raise ChatTemplateError(model.error or NO_CHAT_TEMPLATE)
+    text, rest = render(form, template)
+    is_asked = "add_special_tokens" in form.model_fields_set and form.add_special_tokens
+    special = is_asked and form.add_generation_prompt is not None
+    if special and rest:
+        raise InvalidOption("add_special_tokens cannot be combined with continue_final_message.")
+    return [text, rest] if rest else [text], special
+
+
+def _tokenize_form(body: bytes) -> Prompt | schema.Tokenize:
+    fields = read_json(body)
+    if isinstance(fields, dict):
+        prompt, model = fields.get("prompt"), fields.get("model", "default")
+        special = fields.get("add_special_tokens", True)
+        is_text = type(prompt) is str or (type(prompt) is list and {str}.issuperset(map(type, prompt)))
+        if is_text and fields.get("messages") is None and type(model) is str and type(special) is bool:
+            return Prompt(model, prompt, special)  # type: ignore[arg-type]
+    return validated(schema.validate_tokenize, fields, body)
+
+
+def _ids_form(body: bytes) -> IdLists | schema.Detokenize:
+    fields = read_json(body)
+    if isinstance(fields, dict):
+        tokens, model = fields.get("tokens"), fields.get("model", "default")
+        skip = fields.get("skip_special_tokens", True)
+        if type(tokens) is list and {int}.issuperset(map(type, tokens)) and type(model) is str and type(skip) is bool:
+            return IdLists(model, tokens, skip)
+    return validated(schema.validate_detokenize, fields, body)
+
+
+def _ids_array(ids: list[int]) -> NDArray[np.uint32]:
+    if ids and (min(ids) < 0 or max(ids) > 0xFFFFFFFF):
+        raise InvalidIds(ID_OUT_OF_RANGE)
+    return np.array(ids, np.uint32)
