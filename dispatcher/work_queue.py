@@ -13,8 +13,8 @@ from typing import Any
 
 from dispatcher.job import Job
 
-BACKLOG = 8
-"""Short jobs that may wait for each awake worker before another one is woken."""
+WAIT_NS = 500_000
+"""Short jobs may wait this long for a worker that is awake before another one is woken."""
 LONG_BYTES = 16_384
 """A job with a larger body is long."""
 LONG_NS = 100_000
@@ -109,7 +109,8 @@ class WorkQueue:
 
     def _next_to_wake(self) -> threading.Lock | None:
         """The gate of the worker that parked last (its caches are warm), if the jobs that wait need one more. Under the lock."""
-        if not self._parked or len(self._jobs) <= BACKLOG * (self._n_awake - self._n_long):
+        n_quick = self._n_awake - self._n_long
+        if not self._parked or (n_quick and len(self._jobs) * self._short_ns <= WAIT_NS * n_quick):
             return None
         self._n_awake += 1
         return self._parked.pop()

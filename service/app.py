@@ -32,7 +32,7 @@ class App(FastAPI):
         super().__init__(title="sidetok", version=__version__, redoc_url=None)
         self._service = service
         self._hot = service.hot
-        self._endpoints = endpoints(service)
+        service.gate.endpoints = self._endpoints = endpoints(service)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry."""

@@ -1,11 +1,10 @@
-"""From an ASGI scope to a `Head`: the few headers that matter, checked."""
+"""From the head of an HTTP request to a `Head`: the few headers that matter, checked."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import re
-from typing import Any
 
 from service.endpoint import Head
 from service.errors import InvalidBody, UnsupportedMediaType
@@ -23,20 +22,20 @@ def new_request_id() -> str:
     return f"{_ID_PREFIX}-{_next_id():x}"
 
 
-def read_head(scope: Any) -> Head:
-    """Read what the service needs from the scope of one request.
+def read_head(path: str, query: bytes, header_list: list[tuple[bytes, bytes]]) -> Head:
+    """Read what the service needs from the head of one request. Header names are lower-case.
 
     An `X-Request-Id` that is not 1 to 128 printable ASCII characters, or a malformed `traceparent`, is replaced or dropped as the
     W3C recommends; neither fails the request. `check_head` raises for what does.
     """
-    headers = dict(scope["headers"])
+    headers = dict(header_list)
     get = headers.get
     request_id = get(b"x-request-id")
     if request_id is None or not _REQUEST_ID.fullmatch(request_id):
         name = new_request_id()
     else:
         name = request_id.decode("ascii")
-    head = Head(scope["path"], scope["query_string"], scope["headers"], name)
+    head = Head(path, query, header_list, name)
     content_type = get(b"content-type")
     if content_type is not None:
         head.content_type = content_type.partition(b";")[0].strip().lower()

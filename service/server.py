@@ -22,6 +22,7 @@ from dispatcher.options import DispatcherOptions
 from service import log as logs
 from service.app import make_app
 from service.options import ServiceOptions
+from service.protocol import Protocol
 from service.registry import Registry
 from service.state import Service
 
@@ -109,7 +110,7 @@ async def _serve(
     service = Service(options, work, registry)
     config = uvicorn.Config(
         make_app(service),
-        http="httptools",
+        http=type("BoundProtocol", (Protocol,), {"gate": service.gate}),
         ws="none",
         lifespan="off",
         interface="asgi3",

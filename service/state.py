@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.options import DispatcherOptions
-from service.hot import TICK_S, HotPath
+from service.gate import Gate
+from service.hot import HotPath
 from service.meter import LoopLag, RequestMeter
 from service.metrics import Metrics
 from service.options import ServiceOptions
@@ -21,6 +22,9 @@ from service.registry import Registry
 log = logging.getLogger("sidetok.service")
 
 T = TypeVar("T")
+
+TICK_S = 0.05
+"""Period of deadline checks and of the lag meter."""
 
 
 class Service:
@@ -36,7 +40,8 @@ class Service:
         self._loop = asyncio.get_running_loop()
         self.dispatcher = Dispatcher(work, self._loop.call_soon_threadsafe)
         self.dispatcher.clocks.register("event_loop")
-        self.hot = HotPath(self.dispatcher, self.meter, options, work)
+        self.gate = Gate(self.dispatcher, self.meter, options, work)
+        self.hot = HotPath(self.gate)
         self.metrics = Metrics(self)
         self._background = ThreadPoolExecutor(1, "sidetok-background", self._register_background)
         self._tick_due_s = 0.0
@@ -64,7 +69,7 @@ class Service:
         """Stop wanting traffic: /ready says so, and answers close their connections."""
         if not self.draining:
             log.info("draining", extra={"in_flight": self.dispatcher.n_in_flight})
-        self.draining = self.hot.closing = True
+        self.draining = self.gate.closing = True
 
     def close(self) -> None:
         """Stop the threads; what is queued is finished first."""
@@ -76,6 +81,7 @@ class Service:
     def _tick(self) -> None:
         now_s = self._loop.time()
         self.lag.observe(now_s - self._tick_due_s)
+        self.dispatcher.sweep()
         self.hot.tick()
         self._tick_due_s = self._loop.time() + TICK_S
         self._ticker = self._loop.call_at(self._tick_due_s, self._tick)

@@ -1,0 +1,112 @@
+"""What every hot request passes on the event loop, whatever transport brought it: limits, admission, its job, its record."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from dispatcher.admission import Slot
+from dispatcher.dispatcher import Dispatcher
+from dispatcher.errors import EngineFault
+from dispatcher.job import Job
+from dispatcher.options import DispatcherOptions
+from gpu_core.errors import OverloadError, SidetokError
+from service.endpoint import Answer, Endpoint, Head
+from service.errors import BodyTooLarge, status_of
+from service.head import check_head
+from service.meter import RequestMeter
+from service.options import ServiceOptions
+
+log = logging.getLogger("sidetok.access")
+
+
+class Gate:
+    """One per process; all methods run on the event loop."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, meter: RequestMeter, service: ServiceOptions, work: DispatcherOptions
+    ) -> None:
+        self.dispatcher = dispatcher
+        self.endpoints: dict[str, Endpoint] = {}
+        """Hot endpoints by path."""
+        self.closing = False
+        """Answers close their connections (the service drains)."""
+        self._admission = dispatcher.admission
+        self._meter = meter
+        self._max_body_bytes = service.max_body_bytes
+        self._timeout_s = work.timeout_s
+        self._access_log = service.access_log
+
+    def enter(self, head: Head) -> Slot:
+        """Check the head and admit the request; raises what it is refused for."""
+        check_head(head)
+        n_bytes = head.content_length or 0
+        self.check_size(n_bytes)
+        return self._admission.admit(n_bytes)
+
+    def check_size(self, n_bytes: int) -> None:
+        """Raise `BodyTooLarge` for a body that has, or will have, `n_bytes`."""
+        if n_bytes > self._max_body_bytes:
+            raise BodyTooLarge(
+                f"The body is over the limit of {self._max_body_bytes} bytes; split it or raise --max-body."
+            )
+
+    def grow(self, slot: Slot, n_bytes: int) -> None:
+        """Account for a body that has `n_bytes` by now; one without Content-Length takes its bytes as they come."""
+        self.check_size(n_bytes)
+        if n_bytes > slot.n_bytes:
+            slot.grow(n_bytes - slot.n_bytes)
+
+    def submit(
+        self, endpoint: Endpoint, head: Head, body: bytes, slot: Slot, on_done: Callable[[Job[Answer]], None]
+    ) -> Job[Answer]:
+        """Make the job of a request whose body is complete, and queue it. `on_done` runs once, unless it is cancelled."""
+        timeout_s = self._timeout_s if head.timeout_s is None else head.timeout_s
+        job: Job[Answer] = Job(
+            lambda: endpoint.read(head, body),
+            lambda request, result: endpoint.write(head, request, result),
+            lambda error: endpoint.fail(head, error),
+            on_done,
+            slot,
+            int(timeout_s * 1e9) + time.monotonic_ns() if timeout_s else 0,
+        )
+        self.dispatcher.submit(job)
+        return job
+
+    def answer_of(self, job: Job[Answer], endpoint: Endpoint, head: Head) -> tuple[Answer, str]:
+        """The answer of a finished job, and its outcome for the metrics."""
+        error = job.error
+        if error is None and job.answer is not None:
+            return job.answer, "ok"
+        error = error or EngineFault("A job ended without an answer.")
+        answer = job.answer or endpoint.fail(head, EngineFault("An internal error occurred; see the server's log."))
+        return _with_retry_after(answer, error), status_of(error).outcome
+
+    @staticmethod
+    def refusal(endpoint: Endpoint, head: Head, error: SidetokError) -> tuple[Answer, str]:
+        """The answer to a request that never became a job, and its outcome."""
+        return _with_retry_after(endpoint.fail(head, error), error), status_of(error).outcome
+
+    def record(self, head: Head, model: str, outcome: str, start_ns: int) -> None:
+        """Count a request that ended now and began at `start_ns` (`time.perf_counter_ns`), and log it if asked to."""
+        seconds = (time.perf_counter_ns() - start_ns) * 1e-9
+        self._meter.observe(model, "cpu", outcome, seconds)
+        if self._access_log:
+            log.info(
+                "request",
+                extra={
+                    "request_id": head.request_id,
+                    "traceparent": head.traceparent.decode(),
+                    "path": head.path,
+                    "model": model,
+                    "outcome": outcome,
+                    "duration_s": round(seconds, 6),
+                },
+            )
+
+
+def _with_retry_after(answer: Answer, error: BaseException) -> Answer:
+    if isinstance(error, OverloadError):
+        answer.headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
+    return answer

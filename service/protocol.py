@@ -1,0 +1,186 @@
+"""The HTTP/1.1 protocol of uvicorn (httptools), with a short cut for hot requests.
+
+A hot request needs no ASGI scope, task, events or messages: its body is collected here, its job goes to the dispatcher, and the answer is
+written to the transport when the job is done. Everything else is uvicorn's: parsing, flow control, keep-alive, pipelining, shutdown, and
+all other endpoints. `HotCycle` stands where uvicorn keeps the request being answered, and has the attributes that it reads there.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from dispatcher.admission import Slot
+from dispatcher.job import Job
+from gpu_core.errors import SidetokError
+from service.endpoint import Answer, Endpoint, Head
+from service.gate import Gate
+from service.head import read_head
+from service.hot import LINGER_BYTES, LINGER_S
+
+JOIN_BYTES = 65_536
+"""Answers up to this size are copied behind their head, so that both leave in one packet."""
+
+
+class HotCycle:
+    """One hot request, from its head to the end of its answer. All methods run on the event loop."""
+
+    __slots__ = (
+        "_chunks",
+        "_endpoint",
+        "_head",
+        "_job",
+        "_n_bytes",
+        "_protocol",
+        "_slot",
+        "_start_ns",
+        "disconnected",
+        "keep_alive",
+        "more_body",
+        "response_complete",
+    )
+
+    def __init__(self, protocol: Protocol, endpoint: Endpoint, head: Head, keep_alive: bool) -> None:
+        self._protocol = protocol
+        self._endpoint = endpoint
+        self._head = head
+        self._start_ns = time.perf_counter_ns()
+        self._chunks: list[bytes] = []
+        self._n_bytes = 0
+        self._slot: Slot | None = None
+        self._job: Job[Answer] | None = None
+        self.keep_alive = keep_alive
+        self.disconnected = False
+        self.more_body = True
+        self.response_complete = False
+
+    def begin(self, expects_continue: bool) -> None:
+        """Admit the request, or refuse it before its body was read."""
+        try:
+            self._slot = self._protocol.gate.enter(self._head)
+        except SidetokError as error:
+            self._refuse(error, will_send=not expects_continue)
+            return
+        if expects_continue:
+            self._protocol.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def feed(self, chunk: bytes) -> None:
+        """A piece of the body arrived; the rest of a refused one is dropped."""
+        self._n_bytes += len(chunk)
+        if self.response_complete:
+            if self._n_bytes > LINGER_BYTES:
+                self._protocol.transport.close()
+            return
+        assert self._slot is not None
+        try:
+            self._protocol.gate.grow(self._slot, self._n_bytes)
+        except SidetokError as error:
+            self._slot.release()
+            self._refuse(error, will_send=True)
+            return
+        self._chunks.append(chunk)
+
+    def end(self) -> None:
+        """The body is complete."""
+        self.more_body = False
+        if self.response_complete:
+            self._protocol.transport.close()
+            return
+        chunks, self._chunks = self._chunks, []
+        body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        assert self._slot is not None
+        self._job = self._protocol.gate.submit(self._endpoint, self._head, body, self._slot, self._done)
+
+    def lost(self) -> None:
+        """The client is gone: the work is dropped."""
+        if self.response_complete:
+            return
+        self.disconnected = self.response_complete = True
+        gate = self._protocol.gate
+        if self._job is not None:
+            gate.dispatcher.cancel(self._job)
+        elif self._slot is not None:
+            self._slot.release()
+        gate.record(self._head, "", "cancelled", self._start_ns)
+
+    def _done(self, job: Job[Answer]) -> None:
+        gate = self._protocol.gate
+        answer, outcome = gate.answer_of(job, self._endpoint, self._head)
+        self._write(answer)
+        if not self.keep_alive:
+            self._protocol.transport.close()
+        gate.record(self._head, job.model, outcome, self._start_ns)
+        self._protocol.on_response_complete()
+
+    def _refuse(self, error: SidetokError, will_send: bool) -> None:
+        """Answer at once. What the client still sends is dropped, so that it gets to read the answer; then the connection closes."""
+        gate = self._protocol.gate
+        answer, outcome = gate.refusal(self._endpoint, self._head, error)
+        self.keep_alive = False
+        self._chunks.clear()
+        self._write(answer)
+        gate.record(self._head, "", outcome, self._start_ns)
+        if will_send:
+            self._protocol.loop.call_later(LINGER_S, self._protocol.transport.close)
+        else:
+            self._protocol.transport.close()
+
+    def _write(self, answer: Answer) -> None:
+        self.response_complete = True
+        if self._protocol.gate.closing:
+            self.keep_alive = False
+        head = b"%bcontent-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n%b%b\r\n" % (
+            STATUS_LINE[answer.status],
+            answer.content_type,
+            len(answer.body),
+            self._head.request_id.encode(),
+            b"".join([b"%b: %b\r\n" % header for header in answer.headers]),
+            b"" if self.keep_alive else b"connection: close\r\n",
+        )
+        transport = self._protocol.transport
+        if len(answer.body) <= JOIN_BYTES:
+            transport.write(head + answer.body)
+        else:
+            transport.writelines([head, answer.body])
+
+
+class Protocol(HttpToolsProtocol):
+    """uvicorn's protocol; POST requests for hot endpoints take the short cut."""
+
+    gate: Gate
+
+    def on_headers_complete(self) -> None:
+        """Choose the path of the request. One that is pipelined behind another goes through ASGI, which keeps the order."""
+        path, _, query = self.url.partition(b"?")
+        endpoint = self.gate.endpoints.get(path.decode("latin-1")) if self.parser.get_method() == b"POST" else None
+        busy = self.cycle is not None and not self.cycle.response_complete
+        if endpoint is None or busy or self.pipeline or self.parser.get_http_version() != "1.1":
+            super().on_headers_complete()
+            return
+        head = read_head(path.decode("latin-1"), query, self.headers)
+        cycle: Any = HotCycle(self, endpoint, head, self.parser.should_keep_alive())
+        self.cycle = cycle
+        cycle.begin(self.expect_100_continue)
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the current request's body."""
+        if isinstance(self.cycle, HotCycle):
+            self.cycle.feed(body)
+        else:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The end of the current request."""
+        if isinstance(self.cycle, HotCycle):
+            self.cycle.end()
+        else:
+            super().on_message_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        if isinstance(self.cycle, HotCycle):
+            self.cycle.lost()
+            self.cycle = None  # type: ignore[assignment]
+        super().connection_lost(exc)
