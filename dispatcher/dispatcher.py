@@ -1,7 +1,7 @@
 """The dispatcher: admitted jobs in, answers out, on the CPU route.
 
-Threads: `submit`, `cancel`, `sweep` and `deliver` belong to the event loop; workers run the jobs. Finished jobs wait in a deque, and the
-loop is woken once for all that finish before it looks.
+Threads: `submit`, `cancel`, `sweep` and `deliver` belong to the event loop; workers run the jobs. Finished jobs wait in a
+deque, and the loop is woken once for all that finish before it looks.
 """
 
 from __future__ import annotations
@@ -18,23 +18,33 @@ from dispatcher.meter import ThreadClocks, WorkerTally, total
 from dispatcher.options import DispatcherOptions
 from dispatcher.shadow import ShadowCheck
 from dispatcher.work_queue import WorkQueue
-from dispatcher.worker import Jobs, Worker
+from dispatcher.worker import Jobs, Worker, failed
+from gpu_core.errors import SidetokError
 
 MIN_WORKERS = 4
 """A few workers even on a small host, so that a large document does not make short ones wait for it."""
 CLOSE_S = 2.0
 
 
+Schedule = Callable[[Callable[[], None]], Any]
+
+
 class Dispatcher:
     """Runs jobs on a bounded pool of worker threads."""
 
-    def __init__(self, options: DispatcherOptions, wake: Callable[[Callable[[], None]], Any]) -> None:
-        """`wake(callback)` schedules a callback on the event loop from any thread (`loop.call_soon_threadsafe`)."""
+    def __init__(self, options: DispatcherOptions, wake: Schedule, soon: Schedule | None = None) -> None:
+        """`wake` schedules a callback on the event loop from any thread (`loop.call_soon_threadsafe`).
+
+        `soon` does so from the loop itself (`loop.call_soon`): jobs submitted in one turn of the loop are queued together at its end,
+        so that no worker asks for the interpreter while the loop still reads its sockets. None queues each at once.
+        """
         self.admission = Admission(options)
         self.clocks = ThreadClocks()
         self.shadow = ShadowCheck(options.shadow_check, self.clocks)
         self.n_workers = options.cpu_workers or max(MIN_WORKERS, os.cpu_count() or 1)
         self._wake = wake
+        self._soon = soon
+        self._submitted: list[Job[Any]] = []
         self._waking = False
         self._queue = WorkQueue()
         self._done: deque[Job[Any]] = deque()
@@ -48,7 +58,12 @@ class Dispatcher:
     def submit(self, job: Job[Any]) -> None:
         """Queue a job; its slot is released when no thread works on it any more."""
         self._in_flight.add(job)
-        self._queue.put(job)
+        if self._soon is None:
+            self._queue.put([job])
+            return
+        self._submitted.append(job)
+        if len(self._submitted) == 1:
+            self._soon(self._queue_submitted)
 
     def cancel(self, job: Job[Any]) -> None:
         """Drop a job: its `on_done` is never called. Queued work leaves at once, running work at its next check."""
@@ -59,9 +74,8 @@ class Dispatcher:
         """Answer every job whose deadline passed, whether it waits or runs. Called periodically."""
         now = time.monotonic_ns()
         for job in [job for job in self._in_flight if job.deadline_ns and now > job.deadline_ns and not job.settled]:
-            job.error = error = deadline_exceeded()
-            job.answer = job.fail(error)
-            self._settle(job)
+            error = deadline_exceeded()
+            self._settle(job, failed(job, error), error)
             self._give_up(job)
 
     def deliver(self) -> None:
@@ -72,7 +86,7 @@ class Dispatcher:
             job = done.popleft()
             self._leave(job)
             if not job.settled:
-                self._settle(job)
+                self._settle(job, job.answer, job.error)
 
     def snapshot(self) -> WorkerTally:
         """The sum of what the workers counted; callable from any thread."""
@@ -91,6 +105,10 @@ class Dispatcher:
             worker.join(max(0.0, until_s - time.monotonic()))
         self.shadow.close()
 
+    def _queue_submitted(self) -> None:
+        jobs, self._submitted = self._submitted, []
+        self._queue.put(jobs)
+
     def _collect(self, jobs: Jobs) -> None:
         """Called by a worker at the end of a round."""
         self._done.extend(jobs)
@@ -101,6 +119,7 @@ class Dispatcher:
     def _give_up(self, job: Job[Any]) -> None:
         job.abandoned = True
         if job.claim():
+            job.forget()
             self._leave(job)
 
     def _leave(self, job: Job[Any]) -> None:
@@ -109,6 +128,6 @@ class Dispatcher:
             job.slot.release()
 
     @staticmethod
-    def _settle(job: Job[Any]) -> None:
+    def _settle(job: Job[Any], answer: Any, error: SidetokError | None) -> None:
         job.settled = True
-        job.on_done(job)
+        job.on_done(answer, error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from dispatcher.admission import Slot
 from dispatcher.errors import Cancelled, DeadlineExceeded
@@ -16,7 +16,10 @@ A = TypeVar("A")
 
 
 class Job(Generic[A]):
-    """One request. `read`, `write` and `fail` run on a worker; `on_done` runs on the event loop, exactly once."""
+    """One request. `read`, `write` and `fail` run on a worker; `on_done` runs on the event loop, exactly once.
+
+    `on_done` gets the answer and the error, of which one may be None: a late worker may still write its own to the job.
+    """
 
     __slots__ = (
         "_claim",
@@ -41,7 +44,7 @@ class Job(Generic[A]):
         read: Callable[[], Request],
         write: Callable[[Request, Result], A],
         fail: Callable[[SidetokError], A],
-        on_done: Callable[[Job[A]], Any],
+        on_done: Callable[[A | None, SidetokError | None], Any],
         slot: Slot,
         deadline_ns: int,
     ) -> None:
@@ -57,7 +60,7 @@ class Job(Generic[A]):
         """The name of the model, known once the body was read."""
         self.route = "cpu"
         self.answer: A | None = None
-        self.error: BaseException | None = None
+        self.error: SidetokError | None = None
         self.abandoned = False
         """Nobody waits for the answer any more: the worker stops at the next chance."""
         self.is_long = False
@@ -70,12 +73,20 @@ class Job(Generic[A]):
         """Take the job out of the queue; true for exactly one caller: a worker, or whoever cancels it."""
         return self._claim.acquire(blocking=False)
 
+    def forget(self) -> None:
+        """Let go of the body: a claimed job may stay in the queue until a worker comes by."""
+        self.read = self.write = self.fail = _forgotten
+
     def check(self) -> None:
         """Raise when the answer is no longer wanted. Called between documents and stages."""
         if self.abandoned:
             raise Cancelled("The client went away.")
         if self.deadline_ns and time.monotonic_ns() > self.deadline_ns:
             raise deadline_exceeded()
+
+
+def _forgotten(*_: object) -> NoReturn:
+    raise Cancelled("The job was dropped.")
 
 
 def deadline_exceeded() -> DeadlineExceeded:

@@ -1,19 +1,20 @@
 """The queue in front of the workers, and the decision whom to wake.
 
-Waking a thread costs more than encoding a short document, and threads that share one interpreter get in each other's way.
-So short jobs gather behind a worker that is awake, and a further worker is woken only when the backlog grows or the awake ones are
-busy with long jobs. A long job never makes short ones wait while a worker is idle.
+Waking a thread costs more than encoding a short document, and threads that share one interpreter get in each other's
+way. So short jobs gather behind a worker that is awake, and a further worker is woken only when the backlog grows or the
+awake ones are busy with long jobs. A long job never makes short ones wait while a worker is idle.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from dispatcher.job import Job
 
-WAIT_NS = 500_000
+WAIT_NS = 1_000_000
 """Short jobs may wait this long for a worker that is awake before another one is woken."""
 LONG_BYTES = 16_384
 """A job with a larger body is long."""
@@ -45,12 +46,15 @@ class WorkQueue:
             self._n_awake += 1
         return gate
 
-    def put(self, job: Job[Any]) -> None:
-        """Queue a job and wake a worker if one should be."""
+    def put(self, jobs: Sequence[Job[Any]]) -> None:
+        """Queue jobs and wake workers if some should be."""
+        gates = []
         with self._lock:
-            self._jobs.append(job)
-            gate = self._next_to_wake()
-        if gate is not None:
+            for job in jobs:
+                self._jobs.append(job)
+                if (gate := self._next_to_wake()) is not None:
+                    gates.append(gate)
+        for gate in gates:
             gate.release()
 
     def get(self, gate: threading.Lock) -> list[Job[Any]]:
@@ -72,11 +76,11 @@ class WorkQueue:
             other.release()
         return jobs
 
-    def finished(self, jobs: list[Job[Any]], busy_ns: int) -> None:
-        """A worker is done with a round that took `busy_ns`."""
+    def finished(self, jobs: Sequence[Job[Any]], cpu_ns: int) -> None:
+        """A worker is done with a round that took `cpu_ns` of its CPU (elapsed time would count waits for the interpreter)."""
         first = jobs[0]
         if first.slot.n_bytes <= LONG_BYTES:
-            self._short_ns += (busy_ns / len(jobs) - self._short_ns) * SMOOTHING
+            self._short_ns += (cpu_ns / len(jobs) - self._short_ns) * SMOOTHING
         if first.is_long:
             with self._lock:
                 self._n_long -= 1
@@ -108,7 +112,7 @@ class WorkQueue:
         return jobs, None
 
     def _next_to_wake(self) -> threading.Lock | None:
-        """The gate of the worker that parked last (its caches are warm), if the jobs that wait need one more. Under the lock."""
+        """Under the lock: the gate of the worker that parked last (its caches are warm), if one more is needed."""
         n_quick = self._n_awake - self._n_long
         if not self._parked or (n_quick and len(self._jobs) * self._short_ns <= WAIT_NS * n_quick):
             return None

@@ -1,7 +1,7 @@
 """A worker thread: takes jobs in rounds, and brings each from the bytes of its body to the bytes of its answer.
 
-A round is one long job, or several short ones. Short documents of a round that share tokenizer and options are encoded in one native
-call: entering and leaving the interpreter costs more than encoding them.
+A round is one long job, or several short ones. Short documents of a round that share tokenizer and options are encoded in
+one native call: entering and leaving the interpreter costs more than encoding them.
 """
 
 from __future__ import annotations
@@ -41,11 +41,10 @@ class Worker(threading.Thread):
         queue = self._queue
         gate = queue.join()
         while taken := queue.get(gate):
-            start_ns = time.monotonic_ns()
             jobs = [job for job in taken if job.claim()]
-            cpu_ns = self._round(jobs, start_ns, cpu_ns)
+            start_cpu_ns, cpu_ns = cpu_ns, self._round(jobs, time.monotonic_ns(), cpu_ns)
             self._deliver(jobs)
-            queue.finished(taken, time.monotonic_ns() - start_ns)
+            queue.finished(taken, cpu_ns - start_cpu_ns)
 
     def _round(self, jobs: Jobs, start_ns: int, cpu_ns: int) -> int:
         """All stages of one round; returns the thread's CPU clock at its end."""
@@ -91,7 +90,7 @@ class Worker(threading.Thread):
 
     @staticmethod
     def _encode_together(requests: list[tuple[Job[Any], Request]]) -> list[tuple[Job[Any], Request, Result]] | None:
-        """One native call for the whole round; None when the requests differ, or when one fails (then each goes alone)."""
+        """One native call for the round; None when the requests differ, or one fails (then each goes alone)."""
         first = requests[0][1]
         if not isinstance(first, EncodeRequest):
             return None
@@ -155,12 +154,19 @@ class Worker(threading.Thread):
 
     @staticmethod
     def _fail(job: Job[Any], error: BaseException) -> None:
-        """Make the answer that tells of an error. One that cannot even be told leaves no answer."""
-        job.error = error
-        try:
-            job.answer = job.fail(named(error, job))
-        except Exception as second:
-            log.error("an error could not be answered", extra={"error": type(second).__name__, "where": _where(second)})
+        job.error = named(error, job)
+        job.answer = failed(job, job.error)
+        # Its frames and its cause hold the body, and the job would hold them until the garbage collector comes by.
+        job.error.__traceback__ = job.error.__cause__ = job.error.__context__ = None
+
+
+def failed(job: Job[Any], error: SidetokError) -> Any:
+    """The answer that tells of an error; None when even that cannot be written."""
+    try:
+        return job.fail(error)
+    except BaseException as second:
+        log.error("an error could not be answered", extra={"error": type(second).__name__, "where": _where(second)})
+        return None
 
 
 def named(error: BaseException, job: Job[Any]) -> SidetokError:

@@ -1,6 +1,7 @@
 """The FastAPI app: control endpoints through the router, hot endpoints past it.
 
-The hot endpoints stand in the OpenAPI schema like any other; requests for them go to `HotPath` before FastAPI's middleware and router.
+The hot endpoints stand in the OpenAPI schema like any other; requests for them go to `HotPath` before FastAPI's
+middleware and router.
 """
 
 from __future__ import annotations

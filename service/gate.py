@@ -1,4 +1,4 @@
-"""What every hot request passes on the event loop, whatever transport brought it: limits, admission, its job, its record."""
+"""What every hot request passes on the event loop, whichever transport it came by: limits, admission, job, record."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from service.meter import RequestMeter
 from service.options import ServiceOptions
 
 log = logging.getLogger("sidetok.access")
+
+OnDone = Callable[[Answer | None, SidetokError | None], None]
 
 
 class Gate:
@@ -58,10 +60,8 @@ class Gate:
         if n_bytes > slot.n_bytes:
             slot.grow(n_bytes - slot.n_bytes)
 
-    def submit(
-        self, endpoint: Endpoint, head: Head, body: bytes, slot: Slot, on_done: Callable[[Job[Answer]], None]
-    ) -> Job[Answer]:
-        """Make the job of a request whose body is complete, and queue it. `on_done` runs once, unless it is cancelled."""
+    def submit(self, endpoint: Endpoint, head: Head, body: bytes, slot: Slot, on_done: OnDone) -> Job[Answer]:
+        """Queue the job of a request whose body is complete. `on_done` runs once, unless the job is cancelled."""
         timeout_s = self._timeout_s if head.timeout_s is None else head.timeout_s
         job: Job[Answer] = Job(
             lambda: endpoint.read(head, body),
@@ -74,13 +74,15 @@ class Gate:
         self.dispatcher.submit(job)
         return job
 
-    def answer_of(self, job: Job[Answer], endpoint: Endpoint, head: Head) -> tuple[Answer, str]:
-        """The answer of a finished job, and its outcome for the metrics."""
-        error = job.error
-        if error is None and job.answer is not None:
-            return job.answer, "ok"
+    @staticmethod
+    def answer_of(
+        answer: Answer | None, error: SidetokError | None, endpoint: Endpoint, head: Head
+    ) -> tuple[Answer, str]:
+        """The answer to a request whose job ended with `answer` and `error`, and its outcome for the metrics."""
+        if error is None and answer is not None:
+            return answer, "ok"
         error = error or EngineFault("A job ended without an answer.")
-        answer = job.answer or endpoint.fail(head, EngineFault("An internal error occurred; see the server's log."))
+        answer = answer or endpoint.fail(head, EngineFault("An internal error occurred; see the server's log."))
         return _with_retry_after(answer, error), status_of(error).outcome
 
     @staticmethod

@@ -25,8 +25,8 @@ def new_request_id() -> str:
 def read_head(path: str, query: bytes, header_list: list[tuple[bytes, bytes]]) -> Head:
     """Read what the service needs from the head of one request. Header names are lower-case.
 
-    An `X-Request-Id` that is not 1 to 128 printable ASCII characters, or a malformed `traceparent`, is replaced or dropped as the
-    W3C recommends; neither fails the request. `check_head` raises for what does.
+    An `X-Request-Id` that is not 1 to 128 printable ASCII characters is replaced, a malformed `traceparent` dropped, as
+    the W3C recommends; neither fails the request. `check_head` raises for what does.
     """
     headers = dict(header_list)
     get = headers.get

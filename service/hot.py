@@ -1,7 +1,7 @@
 """Hot requests through ASGI: past the router and pydantic, but over the server's standard interface.
 
-`service.protocol` serves the same endpoints without ASGI; this path is for other servers, for tests, and for what the protocol passes on
-(pipelined requests, absolute URLs).
+`service.protocol` serves the same endpoints without ASGI; this path is for other servers, for tests, and for what the
+protocol passes on (pipelined requests, absolute URLs).
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from service.head import read_head
 Scope = Any
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
+Done = tuple[Answer | None, SidetokError | None]
 
 LINGER_S = 2.0
-"""How long, and how many bytes, the rest of a refused body is read and dropped, so that the client gets to read the answer."""
 LINGER_BYTES = 256 << 20
+"""For how long and up to how many bytes a refused body is read and dropped, so that the client can read the answer."""
 
 
 class HotPath:
@@ -33,7 +34,7 @@ class HotPath:
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
-        self._unwatched: dict[Job[Answer], tuple[Receive, asyncio.Future[None]]] = {}
+        self._unwatched: dict[Job[Answer], tuple[Receive, asyncio.Future[Done]]] = {}
         self._watchers: dict[Job[Answer], asyncio.Task[None]] = {}
 
     async def __call__(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,9 +45,8 @@ class HotPath:
         try:
             slot = self._gate.enter(head)
             body = await self._body(slot, receive)
-            job = await self._job(endpoint, head, body, slot, receive)
-            model = job.model
-            answer, outcome = self._gate.answer_of(job, endpoint, head)
+            model, done = await self._job(endpoint, head, body, slot, receive)
+            answer, outcome = self._gate.answer_of(*done, endpoint, head)
             await self._send(head, answer, send)
         except SidetokError as error:
             answer, outcome = self._gate.refusal(endpoint, head, error)
@@ -83,22 +83,27 @@ class HotPath:
             more = message.get("more_body", False)
             yield body
 
-    async def _job(self, endpoint: Endpoint, head: Head, body: bytes, slot: Slot, receive: Receive) -> Job[Answer]:
-        """Run the job of a request; raises `_ClientGone` when its client left meanwhile."""
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        job = self._gate.submit(endpoint, head, body, slot, lambda _: None if done.done() else done.set_result(None))
+    async def _job(self, endpoint: Endpoint, head: Head, body: bytes, slot: Slot, receive: Receive) -> tuple[str, Done]:
+        """Run the job of a request; its model, and what it ended with. Raises `_ClientGone` when its client left meanwhile."""
+        done: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
+
+        def on_done(answer: Answer | None, error: SidetokError | None) -> None:
+            if not done.done():
+                done.set_result((answer, error))
+
+        job = self._gate.submit(endpoint, head, body, slot, on_done)
         self._unwatched[job] = receive, done
         try:
-            await done
+            ended = await done
         except asyncio.CancelledError:
             self._gate.dispatcher.cancel(job)
             raise
         finally:
             if self._unwatched.pop(job, None) is None:
                 self._watchers.pop(job).cancel()
-        return job
+        return job.model, ended
 
-    async def _watch(self, job: Job[Answer], receive: Receive, done: asyncio.Future[None]) -> None:
+    async def _watch(self, job: Job[Answer], receive: Receive, done: asyncio.Future[Done]) -> None:
         """Wait for the client to go away, then drop the job and wake whoever waits for its answer."""
         while (await receive())["type"] != "http.disconnect":
             pass

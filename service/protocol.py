@@ -1,8 +1,9 @@
 """The HTTP/1.1 protocol of uvicorn (httptools), with a short cut for hot requests.
 
-A hot request needs no ASGI scope, task, events or messages: its body is collected here, its job goes to the dispatcher, and the answer is
-written to the transport when the job is done. Everything else is uvicorn's: parsing, flow control, keep-alive, pipelining, shutdown, and
-all other endpoints. `HotCycle` stands where uvicorn keeps the request being answered, and has the attributes that it reads there.
+A hot request needs no ASGI scope, task, events or messages: its body is collected here, its job goes to the dispatcher,
+and the answer is written to the transport when the job is done. Everything else is uvicorn's: parsing, flow control,
+keep-alive, pipelining, shutdown, and all other endpoints. `HotCycle` stands where uvicorn keeps the request being answered,
+and has the attributes that it reads there.
 """
 
 from __future__ import annotations
@@ -105,17 +106,18 @@ class HotCycle:
             self._slot.release()
         gate.record(self._head, "", "cancelled", self._start_ns)
 
-    def _done(self, job: Job[Answer]) -> None:
+    def _done(self, answer: Answer | None, error: SidetokError | None) -> None:
         gate = self._protocol.gate
-        answer, outcome = gate.answer_of(job, self._endpoint, self._head)
+        answer, outcome = gate.answer_of(answer, error, self._endpoint, self._head)
+        assert self._job is not None
         self._write(answer)
         if not self.keep_alive:
             self._protocol.transport.close()
-        gate.record(self._head, job.model, outcome, self._start_ns)
+        gate.record(self._head, self._job.model, outcome, self._start_ns)
         self._protocol.on_response_complete()
 
     def _refuse(self, error: SidetokError, will_send: bool) -> None:
-        """Answer at once. What the client still sends is dropped, so that it gets to read the answer; then the connection closes."""
+        """Answer at once; drop what the client still sends, so that it can read the answer; close the connection."""
         gate = self._protocol.gate
         answer, outcome = gate.refusal(self._endpoint, self._head, error)
         self.keep_alive = False
@@ -152,7 +154,7 @@ class Protocol(HttpToolsProtocol):
     gate: Gate
 
     def on_headers_complete(self) -> None:
-        """Choose the path of the request. One that is pipelined behind another goes through ASGI, which keeps the order."""
+        """Choose the path. A request that is pipelined behind another goes through ASGI, which keeps the order."""
         path, _, query = self.url.partition(b"?")
         endpoint = self.gate.endpoints.get(path.decode("latin-1")) if self.parser.get_method() == b"POST" else None
         busy = self.cycle is not None and not self.cycle.response_complete

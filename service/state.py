@@ -38,7 +38,7 @@ class Service:
         self.meter = RequestMeter()
         self.lag = LoopLag()
         self._loop = asyncio.get_running_loop()
-        self.dispatcher = Dispatcher(work, self._loop.call_soon_threadsafe)
+        self.dispatcher = Dispatcher(work, self._loop.call_soon_threadsafe, self._loop.call_soon)
         self.dispatcher.clocks.register("event_loop")
         self.gate = Gate(self.dispatcher, self.meter, options, work)
         self.hot = HotPath(self.gate)
