@@ -9,11 +9,13 @@ import orjson
 
 from service.chat import ChatTemplate
 from service.chat import Message as TemplateMessage
-from service.dialects.sglang_schema import Message, Tokenize, ToolCall
+from service.dialects.sglang_schema import Message, Tokenize, Tool, ToolCall
 from service.errors import ChatTemplateError
 
 ROLES = ("system", "assistant", "tool", "function", "developer", "latest_reminder", "root")
 """Roles in any case of letters; `user` is known in lower case only."""
+
+FUNCTION_FIELDS = ("description", "name", "parameters", "strict", "defer_loading")
 
 MEDIA_TYPES = frozenset({"image_url", "video_url", "audio_url", "input_audio"})
 
@@ -72,12 +74,13 @@ def _variables(form: Tokenize) -> dict[str, Any]:
 
 
 def _tools(form: Tokenize) -> list[dict[str, Any]] | None:
-    if not form.tools or form.tool_choice == "none":
+    if not form.tools:
+        if form.tool_choice == "required" or isinstance(form.tool_choice, dict):
+            raise ChatTemplateError("Tools cannot be empty if tool choice is set to required or to a specific tool.")
         return None
-    tools: list[dict[str, Any]] = [
-        {"type": tool.type, "function": _function(tool.function), "defer_loading": tool.defer_loading}
-        for tool in form.tools
-    ]
+    if form.tool_choice == "none":
+        return None
+    tools = [_tool(tool) for tool in form.tools]
     if isinstance(form.tool_choice, dict):
         chosen = form.tool_choice.get("function")
         name = chosen.get("name") if isinstance(chosen, dict) else None
@@ -87,15 +90,18 @@ def _tools(form: Tokenize) -> list[dict[str, Any]] | None:
     return tools
 
 
-def _function(function: dict[str, Any]) -> dict[str, Any]:
-    """Known fields in the caller's order; description and parameters always there."""
+def _tool(tool: Tool) -> dict[str, Any]:
+    """The tool as templates see it: its function has known fields in the caller's order, two of them always."""
+    function = dict(tool.function)
     if not isinstance(function.get("name"), str):
         raise ChatTemplateError("The function of a tool has no name.")
-    known = ("description", "name", "parameters", "strict", "defer_loading")
-    result = {key: value for key, value in function.items() if key in known}
     for name in ("description", "parameters"):
-        result.setdefault(name, None)
-    return {key: value for key, value in result.items() if value is not None or key in ("description", "parameters")}
+        function.setdefault(name, None)
+    if function.get("defer_loading") is None:
+        function["defer_loading"] = tool.defer_loading
+    known = {key: value for key, value in function.items() if key in FUNCTION_FIELDS}
+    shown = {key: value for key, value in known.items() if value is not None or key in ("description", "parameters")}
+    return {"type": tool.type, "function": shown, "defer_loading": tool.defer_loading}
 
 
 def _message(message: Message, wants_parts: bool) -> TemplateMessage:
@@ -109,6 +115,9 @@ def _message(message: Message, wants_parts: bool) -> TemplateMessage:
     result: TemplateMessage = {"role": role, "content": content, **fields}
     if message.tool_calls is not None:
         result["tool_calls"] = [_tool_call(role, call) for call in message.tool_calls]
+    if wants_parts and isinstance(message.content, list):
+        # The order of the keys shows in templates that print a whole message.
+        result["content"] = result.pop("content")
     return result
 
 
