@@ -1,8 +1,8 @@
 """The queue in front of the workers, and the decision whom to wake.
 
 Waking a thread costs more than encoding a short document, and threads that share one interpreter get in each other's
-way. So short jobs gather behind a worker that is awake, and a further worker is woken only when the backlog grows or the
-awake ones are busy with long jobs. A long job never makes short ones wait while a worker is idle.
+way. So short jobs gather behind a worker that is awake, and a further worker is woken only when the backlog grows or
+the awake ones are busy with long jobs. A long job never makes short ones wait while a worker is idle.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class WorkQueue:
         return jobs
 
     def finished(self, jobs: Sequence[Job[Any]], cpu_ns: int) -> None:
-        """A worker is done with a round that took `cpu_ns` of its CPU (elapsed time would count waits for the interpreter)."""
+        """A worker is done with a round that took `cpu_ns` of its CPU (elapsed time would count waits for the GIL)."""
         first = jobs[0]
         if first.slot.n_bytes <= LONG_BYTES:
             self._short_ns += (cpu_ns / len(jobs) - self._short_ns) * SMOOTHING

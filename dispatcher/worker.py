@@ -1,7 +1,7 @@
 """A worker thread: takes jobs in rounds, and brings each from the bytes of its body to the bytes of its answer.
 
-A round is one long job, or several short ones. Short documents of a round that share tokenizer and options are encoded in
-one native call: entering and leaving the interpreter costs more than encoding them.
+A round is one long job, or several short ones. Short documents of a round that share tokenizer and options are encoded
+in one native call: entering and leaving the interpreter costs more than encoding them.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class Decode:
 
 
 def fail(head: Head, error: SidetokError) -> Answer:
-    """An error object as OpenAI-style clients know it: `{"error": {message, type, param, code}}`; msgpack for msgpack clients."""
+    """The error object of OpenAI-style APIs: `{"error": {message, type, param, code}}`, in the codec of the answer."""
     status = status_of(error)
     fields = {
         "error": {
@@ -242,7 +242,7 @@ def _write_octets(
 
 
 def _section(name: str, values: list[Any]) -> bytes:
-    """One section for all documents: arrays packed, `truncated` one byte each, `token_strings` a JSON array of arrays."""
+    """One section for all documents: packed arrays, one byte for each `truncated`, JSON for `token_strings`."""
     if name == "truncated":
         return bytes(values)
     if name == "token_strings":

@@ -2,8 +2,8 @@
 
 A hot request needs no ASGI scope, task, events or messages: its body is collected here, its job goes to the dispatcher,
 and the answer is written to the transport when the job is done. Everything else is uvicorn's: parsing, flow control,
-keep-alive, pipelining, shutdown, and all other endpoints. `HotCycle` stands where uvicorn keeps the request being answered,
-and has the attributes that it reads there.
+keep-alive, pipelining, shutdown, and all other endpoints. `HotCycle` stands where uvicorn keeps the request being
+answered, and has the attributes that it reads there.
 """
 
 from __future__ import annotations

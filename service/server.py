@@ -21,6 +21,7 @@ import uvloop
 from dispatcher.options import DispatcherOptions
 from service import log as logs
 from service.app import make_app
+from service.banner import show_banner
 from service.options import ServiceOptions
 from service.protocol import Protocol
 from service.registry import Registry
@@ -141,6 +142,7 @@ async def _load(service: Service, where: list[str]) -> None:
         log.info("model", extra={key: item[key] for key in ("id", "state", "engine", "error") if item.get(key)})
     if service.ready:
         log.info("ready", extra={"addresses": where})
+        show_banner(service.options.banner, service.registry, where)
 
 
 def addresses(sockets: list[socket.socket]) -> list[str]:
