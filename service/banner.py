@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Sequence
 
+import numpy as np
 import orjson
+
+from dispatcher.request import EncodeOptions
+from service.registry import Registry
 
 EXAMPLE_TEXT = "Hello, world!"
 """The text of the example request; the server encodes it to show the answer."""
+
+
+def show_banner(when: str, registry: Registry, addresses: Sequence[str]) -> None:
+    """Print the banner to standard output, as the option `banner` says.
+
+    `addresses` are URLs and `unix:PATH`. Nothing is printed while the default model does not serve.
+    """
+    model = registry.default
+    if when == "never" or (when == "auto" and not sys.stdout.isatty()) or model.state != "ready":
+        return
+    (encoded,) = model.ready_tokenizer.encode([EXAMPLE_TEXT], EncodeOptions())
+    url = next((address for address in addresses if not address.startswith("unix:")), None)
+    socket = next((address.removeprefix("unix:") for address in addresses if address.startswith("unix:")), None)
+    print(banner(url, socket, model.name, np.frombuffer(encoded.ids, "<u4").tolist()), flush=True)
 
 
 def banner(url: str | None, socket: str | None, model: str, token_ids_example: Sequence[int]) -> str:
