@@ -17,7 +17,7 @@ class Slot:
 
     def grow(self, n_bytes: int) -> None:
         """Take more bytes (a body of unknown length), or raise `TooBusy`."""
-        self._admission.check_bytes(n_bytes)
+        self._admission.check_bytes(n_bytes, self.n_bytes)
         self._admission.n_bytes += n_bytes
         self.n_bytes += n_bytes
 
@@ -48,11 +48,12 @@ class Admission:
         self.n_bytes += n_bytes
         return Slot(self, n_bytes)
 
-    def check_bytes(self, n_bytes: int) -> None:
-        """Raise `TooBusy` when `n_bytes` more would be too much.
+    def check_bytes(self, n_bytes: int, own_bytes: int = 0) -> None:
+        """Raise `TooBusy` when `n_bytes` more would be too much for a request that already has `own_bytes`.
 
-        A single body larger than the limit is admitted when nothing else is in flight, else it never would be."""
-        if self.n_bytes and self.n_bytes + n_bytes > self.max_bytes:
+        A single body larger than the limit is admitted when nothing else is in flight, else it never would be.
+        """
+        if self.n_bytes > own_bytes and self.n_bytes + n_bytes > self.max_bytes:
             self._refuse(
                 "bytes", f"{self.max_bytes} body bytes are in flight; retry later or raise --max-in-flight-bytes."
             )
