@@ -35,9 +35,8 @@ class Dispatcher:
     def __init__(self, options: DispatcherOptions, wake: Schedule, soon: Schedule | None = None) -> None:
         """`wake` schedules a callback on the event loop from any thread (`loop.call_soon_threadsafe`).
 
-        `soon` does so from the loop itself (`loop.call_soon`): jobs submitted in one turn of the loop are queued together
-        at its end, so that no worker asks for the interpreter while the loop still reads its sockets. None queues each
-        at once.
+        `soon` does so from the loop itself (`loop.call_soon`): jobs submitted in one turn of the loop are queued at its
+        end, so that no worker asks for the interpreter while the loop still reads its sockets. None queues each at once.
         """
         self.admission = Admission(options)
         self.clocks = ThreadClocks()

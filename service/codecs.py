@@ -2,8 +2,8 @@
 
 JSON          text as strings, ids as numbers
 msgpack       text as str or bin (UTF-8), ids and offsets as bin: packed little-endian uint32
-octet-stream  one document per body (raw UTF-8), or with `batch=true`: uint32 count, count x uint32 byte lengths, then the
-              documents; options in the query string; the answer is packed ids, or sections (`X-Sidetok-Sections` gives
+octet-stream  one document per body (raw UTF-8), or with `batch=true`: uint32 count, count x uint32 byte lengths, then
+              the documents; options in the query string; the answer is packed ids, or sections (`X-Sidetok-Sections` gives
               their byte lengths)
 """
 

@@ -84,7 +84,7 @@ class HotPath:
             yield body
 
     async def _job(self, endpoint: Endpoint, head: Head, body: bytes, slot: Slot, receive: Receive) -> tuple[str, Done]:
-        """Run the job of a request; its model, and what it ended with. Raises `_ClientGone` when its client left meanwhile."""
+        """Run the job of a request; its model, and what it ended with. Raises `_ClientGone` when the client left."""
         done: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
 
         def on_done(answer: Answer | None, error: SidetokError | None) -> None:

@@ -1,4 +1,4 @@
-"""What the service adds to a bare HTTP exchange: `/v1/encode` with 1 KiB of text against an empty endpoint and a bare ASGI echo.
+"""What the service adds to an HTTP exchange: `/v1/encode` with 1 KiB against an empty endpoint and a bare ASGI echo.
 
     python -m tests.benchmarks.overhead [--seconds 2] [--rounds 5] [--json FILE]
 
