@@ -97,7 +97,7 @@ def _plain(value: object) -> str:
     """A value that cannot be taken for the next key or the next line."""
     if isinstance(value, float):
         return f"{value:.6g}"
-    text = str(value)
+    text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     return text if text and text.isprintable() and not set(text) & set(' "=') else json.dumps(text)
 
 

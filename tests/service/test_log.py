@@ -78,6 +78,12 @@ def test_text_values_cannot_forge_lines_or_fields(value: str) -> None:
     assert quoted.isprintable()
 
 
+def test_lists_are_written_with_commas() -> None:
+    """A list of plain values needs no quotes."""
+    (line,) = lines("text", extra={"addresses": ["http://127.0.0.1:1", "unix:/run/s.sock"]})
+    assert line.endswith("addresses=http://127.0.0.1:1,unix:/run/s.sock")
+
+
 def test_a_message_stays_on_one_line() -> None:
     """Line ends in a message are escaped in text lines."""
     (line,) = lines("text", message="first\nsecond")
