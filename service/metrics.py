@@ -99,7 +99,7 @@ class ServiceCollector(Collector):
         for model in self._service.registry.models():
             tokenizer = model.tokenizer
             labels = (
-                (model.name, tokenizer.engine, tokenizer.spec.family, tokenizer.spec.digest[:16], model.state)
+                (model.name, tokenizer.engine, tokenizer.spec.pattern_family, tokenizer.spec.digest[:16], model.state)
                 if tokenizer
                 else (model.name, "", "", "", model.state)
             )

@@ -138,8 +138,6 @@ async def _serve(
 async def _load(service: Service, where: list[str]) -> None:
     log.info("listening", extra={"addresses": where})
     await service.start()
-    for item in service.registry.describe():
-        log.info("model", extra={key: item[key] for key in ("id", "state", "engine", "error") if item.get(key)})
     if service.ready:
         log.info("ready", extra={"addresses": where})
         show_banner(service.options.banner, service.registry, where)
