@@ -6,6 +6,7 @@ a deque, and the loop is woken once for all that finish before it looks.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import deque
@@ -18,8 +19,10 @@ from dispatcher.meter import ThreadClocks, WorkerTally, total
 from dispatcher.options import DispatcherOptions
 from dispatcher.shadow import ShadowCheck
 from dispatcher.work_queue import WorkQueue
-from dispatcher.worker import Jobs, Worker, failed
+from dispatcher.worker import Jobs, Worker, failed, where
 from gpu_core.errors import SidetokError
+
+log = logging.getLogger("sidetok.dispatcher")
 
 MIN_WORKERS = 4
 """A few workers even on a small host, so that a large document does not make short ones wait for it."""
@@ -35,8 +38,8 @@ class Dispatcher:
     def __init__(self, options: DispatcherOptions, wake: Schedule, soon: Schedule | None = None) -> None:
         """`wake` schedules a callback on the event loop from any thread (`loop.call_soon_threadsafe`).
 
-        `soon` does so from the loop itself (`loop.call_soon`): jobs submitted in one turn of the loop are queued at its
-        end, so that no worker asks for the interpreter while the loop still reads its sockets. None queues each at once.
+        `soon` does so from the loop itself (`loop.call_soon`): jobs submitted in one turn of the loop are queued at the
+        end of it, so that no worker asks for the interpreter while the loop still reads. None queues each at once.
         """
         self.admission = Admission(options)
         self.clocks = ThreadClocks()
@@ -77,6 +80,7 @@ class Dispatcher:
             error = deadline_exceeded()
             self._settle(job, failed(job, error), error)
             self._give_up(job)
+        self._queue.rescue()
 
     def deliver(self) -> None:
         """Hand finished jobs to their `on_done`."""
@@ -130,4 +134,9 @@ class Dispatcher:
     @staticmethod
     def _settle(job: Job[Any], answer: Any, error: SidetokError | None) -> None:
         job.settled = True
-        job.on_done(answer, error)
+        try:
+            job.on_done(answer, error)
+        except Exception as failure:  # one request must not keep the others from their answers
+            log.error(
+                "an answer could not be handed over", extra={"error": type(failure).__name__, "where": where(failure)}
+            )

@@ -5,6 +5,7 @@ Nothing here knows Prometheus; `service.metrics` publishes the snapshots.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from bisect import bisect_left
@@ -102,24 +103,43 @@ def total(tallies: Iterable[WorkerTally]) -> WorkerTally:
     return result
 
 
+@dataclass(slots=True)
+class _Clock:
+    part: str
+    thread: threading.Thread
+    clock: int
+    start_ns: int
+    used_ns: int = 0
+
+    def read(self) -> int:
+        """CPU time since registration, in ns; of a thread that ended what was seen last."""
+        if self.thread.is_alive():
+            # The thread may end between the question and the look.
+            with contextlib.suppress(OSError):
+                self.used_ns = time.clock_gettime_ns(self.clock) - self.start_ns
+        return self.used_ns
+
+
 class ThreadClocks:
     """CPU clocks of named threads, readable from any thread (Linux, through the thread's CPU clock id)."""
 
     def __init__(self) -> None:
-        self._clocks: dict[str, tuple[threading.Thread, int, int]] = {}
+        self._clocks: list[_Clock] = []
 
     def register(self, part: str, thread: threading.Thread | None = None) -> None:
-        """Count the CPU time of `thread` (default: the calling one) from now on under the name `part`."""
+        """Count the CPU time of `thread` (default: the calling one) from now on under the name `part`.
+
+        Threads of the same part add up.
+        """
         thread = thread or threading.current_thread()
         if thread.ident is None:
             raise RuntimeError("a thread has a clock only once it was started")
         clock = time.pthread_getcpuclockid(thread.ident)
-        self._clocks[part] = (thread, clock, time.clock_gettime_ns(clock))
+        self._clocks.append(_Clock(part, thread, clock, time.clock_gettime_ns(clock)))
 
     def snapshot(self) -> dict[str, int]:
-        """CPU time since registration, in ns, of every registered thread that is alive."""
-        return {
-            part: time.clock_gettime_ns(clock) - start
-            for part, (thread, clock, start) in dict(self._clocks).items()
-            if thread.is_alive()
-        }
+        """CPU time since registration, in ns, of each part."""
+        parts: dict[str, int] = {}
+        for clock in tuple(self._clocks):
+            parts[clock.part] = parts.get(clock.part, 0) + clock.read()
+        return parts

@@ -37,6 +37,7 @@ class WorkQueue:
         self._n_long = 0
         self._short_ns = 0.0
         self._closed = False
+        self._last_head: Job[Any] | None = None
 
     def join(self) -> threading.Lock:
         """Called once by each worker before its first `get`: its gate."""
@@ -85,6 +86,21 @@ class WorkQueue:
             with self._lock:
                 self._n_long -= 1
 
+    def rescue(self) -> None:
+        """Wake one more worker when the first job has waited since the last call: a short body may be slow all the same.
+
+        Called periodically, and much less often than a short job takes.
+        """
+        gate = None
+        with self._lock:
+            head = self._jobs[0] if self._jobs else None
+            if head is not None and head is self._last_head and self._parked:
+                self._n_awake += 1
+                gate = self._parked.pop()
+            self._last_head = head
+        if gate is not None:
+            gate.release()
+
     def close(self) -> None:
         """Let every worker end once the queue is empty."""
         with self._lock:
@@ -106,7 +122,7 @@ class WorkQueue:
         n_bytes = first.slot.n_bytes
         while self._jobs and len(jobs) < ROUND_JOBS:
             n_bytes += self._jobs[0].slot.n_bytes
-            if n_bytes > ROUND_BYTES:
+            if n_bytes > ROUND_BYTES or self._jobs[0].slot.n_bytes > LONG_BYTES:
                 break
             jobs.append(self._jobs.popleft())
         return jobs, None

@@ -165,7 +165,7 @@ def failed(job: Job[Any], error: SidetokError) -> Any:
     try:
         return job.fail(error)
     except BaseException as second:
-        log.error("an error could not be answered", extra={"error": type(second).__name__, "where": _where(second)})
+        log.error("an error could not be answered", extra={"error": type(second).__name__, "where": where(second)})
         return None
 
 
@@ -173,11 +173,11 @@ def named(error: BaseException, job: Job[Any]) -> SidetokError:
     """Errors that are not ours become `EngineFault`; their text stays out, since it may quote the document."""
     if isinstance(error, SidetokError):
         return error
-    log.error("request failed", extra={"model": job.model, "error": type(error).__name__, "where": _where(error)})
+    log.error("request failed", extra={"model": job.model, "error": type(error).__name__, "where": where(error)})
     return EngineFault("An internal error occurred; the request was not at fault. See the server's log.")
 
 
-def _where(error: BaseException) -> str:
+def where(error: BaseException) -> str:
     """The innermost frame of a traceback, as file:line; no values."""
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:
