@@ -227,7 +227,7 @@ def _run(compiled: _Compiled, context: dict[str, Any]) -> str:
         raise
     except _Refusal as error:
         raise ChatTemplateError(_public_reason(str(error), compiled.constants)) from None
-    except (MemoryError, OverflowError):
+    except MemoryError:
         raise ChatTemplateError("The chat template asks for more memory than there is.") from None
     except RecursionError:
         raise ChatTemplateError("The conversation is nested too deeply for the chat template.") from None

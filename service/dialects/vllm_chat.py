@@ -98,11 +98,13 @@ def _part(part: Any) -> Message | None:
     if not isinstance(part, dict):
         raise ChatTemplateError("A content part is text or an object with a type.")
     kind = part.get("type")
+    if kind is not None and not isinstance(kind, str):
+        raise ChatTemplateError("The type of a content part is text.")
     if kind in MEDIA_FIELDS or (kind is None and not MEDIA_FIELDS.isdisjoint(part)):
         raise ChatTemplateError(TEXT_ONLY)
     if kind == "tool_reference" and isinstance(part.get("name"), str):
         return {"type": "tool_reference", "name": part["name"]}
-    field = TEXT_FIELDS.get(kind) if isinstance(kind, str) else None
+    field = TEXT_FIELDS.get(kind) if kind else None
     if field is None:
         raise ChatTemplateError(f"A content part has no supported type; supported are {', '.join(TEXT_FIELDS)}.")
     text = part.get(field)
