@@ -73,7 +73,7 @@ class ShadowCheck:
             counts = self._counts_of(item[0].model)
             try:
                 self._compare(*item, counts)
-            except Exception:
+            except BaseException:  # native panics are no `Exception`
                 counts.n_failed += 1
                 log.warning("shadow check failed", extra={"model": item[0].model}, exc_info=False)
 

@@ -87,7 +87,7 @@ class WorkQueue:
                 self._n_long -= 1
 
     def rescue(self) -> None:
-        """Wake one more worker when the first job has waited since the last call: a short body may be slow all the same.
+        """Wake one more worker when the first job has waited since the last call: a short body may be slow, too.
 
         Called periodically, and much less often than a short job takes.
         """

@@ -1,0 +1,531 @@
+"""The dispatcher: every job ends once, whatever happens to it, and its slot comes back."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import random
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+
+import pytest
+
+from dispatcher.dispatcher import Dispatcher
+from dispatcher.errors import DeadlineExceeded, EngineFault, InvalidText, TooBusy
+from dispatcher.job import Job
+from dispatcher.options import DispatcherOptions
+from dispatcher.request import EncodeOptions
+from gpu_core.errors import SidetokError
+from tests.fakes import LIMIT_S, DecodeJob, FakeJob, FakeLoop, FakeTokenizer, Gate, Panic, PanicException, submit
+
+MARKER = "the secret text of a document"
+LONG = 1 << 20
+"""Size of a body that makes its job a long one."""
+
+
+class Rig:
+    """A dispatcher with a scripted tokenizer and a loop that the test turns."""
+
+    def __init__(self, n_workers: int = 4, deferred: bool = False, **options: float) -> None:
+        self.loop = FakeLoop()
+        self.tokenizer = FakeTokenizer()
+        self.dispatcher = Dispatcher(
+            DispatcherOptions(cpu_workers=n_workers, **options),  # type: ignore[arg-type]
+            self.loop.wake,
+            self.loop.wake if deferred else None,
+        )
+
+    def submit(self, *documents: str, **more: object) -> FakeJob:
+        """Submit one encode job."""
+        return submit(self.dispatcher, self.tokenizer, *documents, **more)
+
+    def finish(self, *jobs: FakeJob) -> None:
+        """Turn the loop until these jobs ended."""
+        self.loop.run_until(lambda: all(job.ended for job in jobs))
+
+    def settle(self) -> None:
+        """Turn the loop until nothing is in flight."""
+        self.loop.run_until(lambda: self.dispatcher.n_in_flight == 0)
+        assert (self.dispatcher.admission.n_requests, self.dispatcher.admission.n_bytes) == (0, 0)
+
+    def close(self) -> None:
+        """Open every gate and stop."""
+        for gate in self.tokenizer.gates.values():
+            gate.open()
+        self.dispatcher.close()
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    """Four workers."""
+    rig = Rig()
+    yield rig
+    rig.close()
+
+
+@pytest.fixture
+def lone() -> Iterator[Rig]:
+    """One worker, so that a test decides what waits."""
+    rig = Rig(1)
+    yield rig
+    rig.close()
+
+
+def ids(document: str) -> list[int]:
+    """What the fake tokenizer makes of a document."""
+    return [ord(c) for c in document]
+
+
+def test_a_job_is_answered(rig: Rig) -> None:
+    """The answer of a job is what `write` made of the result; its slot comes back."""
+    job = rig.submit("abc")
+    rig.finish(job)
+    assert job.ending.answer == [ids("abc")]
+    assert job.ending.error is None
+    assert job.model == "fake"
+    rig.settle()
+
+
+def test_on_done_runs_on_the_loop_and_work_off_it(rig: Rig) -> None:
+    """`read` and encoding run on workers; nothing is told before the loop turns."""
+    job = rig.submit("abc")
+    while rig.loop.n_wakes == 0:
+        threading.Event().wait(0.0005)
+    assert not job.ended
+    assert threading.get_ident() not in {*job.read_threads, *rig.tokenizer.threads}
+    rig.loop.run_ready()
+    assert job.ended
+
+
+def test_batches_decodes_and_empty_batches(rig: Rig) -> None:
+    """A job has as many results as documents, also none; decode goes the same way."""
+    batch, empty = rig.submit("a", "", "bc"), rig.submit()
+    decode = DecodeJob(rig.tokenizer, "xyz", "", slot=rig.dispatcher.admission.admit(3))
+    rig.dispatcher.submit(decode)
+    long = rig.submit("a", "bc", body_bytes=LONG)
+    rig.finish(batch, empty, decode, long)
+    assert batch.ending.answer == [ids("a"), [], ids("bc")]
+    assert empty.ending.answer == []
+    assert decode.ending.answer == ["xyz", ""]
+    assert long.ending.answer == [ids("a"), ids("bc")]
+
+
+def test_jobs_of_one_turn_of_the_loop_are_queued_together() -> None:
+    """With `soon`, submitted jobs are queued when the loop gets to it, and are in flight before that."""
+    rig = Rig(deferred=True)
+    jobs = [rig.submit(c) for c in "abc"]
+    assert rig.dispatcher.n_in_flight == 3
+    assert rig.loop.n_wakes == 1
+    dropped = rig.submit("d")
+    rig.dispatcher.cancel(dropped)
+    rig.finish(*jobs)
+    rig.settle()
+    assert not dropped.ended
+    assert sorted(rig.tokenizer.seen) == ["a", "b", "c"]
+    rig.close()
+
+
+def test_finished_jobs_wake_the_loop_once(lone: Rig) -> None:
+    """All that finish before the loop looks cost one wake-up."""
+    held = lone.submit("hold")
+    gate = lone.tokenizer.gate("never")
+    lone.finish(held)
+    n_before = lone.loop.n_wakes
+    jobs = [lone.submit(str(i), body_bytes=LONG) for i in range(5)]
+    last = lone.submit("never")
+    gate.wait_entered()
+    assert lone.loop.n_wakes == n_before + 1
+    lone.loop.run_ready()
+    assert all(job.ended for job in jobs)
+    gate.open()
+    lone.finish(last)
+
+
+@pytest.mark.parametrize("error", [InvalidText("bad text"), TooBusy("full", "x"), DeadlineExceeded("late")])
+def test_errors_of_ours_are_told_as_they_are(rig: Rig, error: Exception) -> None:
+    """An error that sidetok raises on purpose reaches `fail` unchanged."""
+    rig.tokenizer.errors["bad"] = error
+    job = rig.submit("bad")
+    rig.finish(job)
+    assert job.ending.error is error
+    assert job.ending.answer == type(error).__name__
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError(MARKER), Panic(MARKER), PanicException(MARKER), SystemExit(MARKER), MemoryError(), KeyboardInterrupt()],
+    ids=lambda error: type(error).__name__,
+)
+def test_foreign_errors_become_an_engine_fault(
+    lone: Rig, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Anything else, panics included, is our fault; it is logged by type and place only, and the worker lives."""
+    lone.tokenizer.errors[MARKER] = error
+    bad, good = lone.submit(MARKER), lone.submit("good")
+    lone.finish(bad, good)
+    assert isinstance(bad.ending.error, EngineFault)
+    assert bad.ending.answer == "EngineFault"
+    assert good.ending.answer == [ids("good")]
+    (record,) = [record for record in caplog.records if record.name.startswith("sidetok")]
+    assert record.levelno == logging.ERROR
+    assert vars(record)["error"] == type(error).__name__
+    assert "fakes.py:" in vars(record)["where"]
+    assert MARKER not in str(vars(record))
+    assert MARKER not in str(bad.ending.error)
+
+
+def test_one_bad_document_of_a_round_harms_no_other(lone: Rig) -> None:
+    """Requests that were encoded together are answered one by one when one of them fails."""
+    gate = lone.tokenizer.gate("first")
+    first = lone.submit("first")
+    gate.wait_entered()
+    lone.tokenizer.errors["bad"] = Panic()
+    bad = [lone.submit("a", "bad"), lone.submit("bad")]
+    good = [lone.submit(c) for c in "cdefg"]
+    gate.open()
+    lone.finish(first, *bad, *good)
+    assert [job.ending.answer for job in good] == [[ids(c)] for c in "cdefg"]
+    assert [job.ending.answer for job in bad] == ["EngineFault"] * 2
+
+
+def test_a_round_keeps_requests_apart(lone: Rig) -> None:
+    """Short requests of a round get their own documents back, whatever their options, models and kinds are."""
+    other = FakeTokenizer()
+    gate = lone.tokenizer.gate("first")
+    first = lone.submit("first")
+    gate.wait_entered()
+    plain = [lone.submit(*documents) for documents in (["ab"], [], ["c", "", "d"], ["e"])]
+    cut = lone.submit("abcdef", options=EncodeOptions(max_tokens=2, truncation_side="left"))
+    foreign = submit(lone.dispatcher, other, "xy", model="other")
+    decode = DecodeJob(lone.tokenizer, "zz", slot=lone.dispatcher.admission.admit(2))
+    lone.dispatcher.submit(decode)
+    gate.open()
+    lone.finish(first, *plain, cut, foreign, decode)
+    assert [job.ending.answer for job in plain] == [[ids("ab")], [], [ids("c"), [], ids("d")], [ids("e")]]
+    assert cut.ending.answer == [ids("ef")]
+    assert foreign.ending.answer == [ids("xy")]
+    assert other.seen == ["xy"]
+    assert decode.ending.answer == ["zz"]
+
+
+@pytest.mark.parametrize("stage", ["read", "write", "fail"])
+@pytest.mark.parametrize("error", [RuntimeError(MARKER), Panic(MARKER)], ids=["exception", "panic"])
+def test_every_stage_may_break(lone: Rig, stage: str, error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+    """A stage that raises ends its own job, with no answer if even `fail` breaks; the worker goes on."""
+    gate = lone.tokenizer.gate("first")
+    first = lone.submit("first")
+    gate.wait_entered()
+
+    def broken(*_: object) -> None:
+        raise error
+
+    bad, good = lone.submit("bad"), lone.submit("good")
+    setattr(bad, stage, broken)
+    if stage == "fail":
+        lone.tokenizer.errors["bad"] = InvalidText("no")
+    gate.open()
+    lone.finish(first, bad, good)
+    assert bad.ending.answer == (None if stage == "fail" else "EngineFault")
+    assert isinstance(bad.ending.error, InvalidText if stage == "fail" else EngineFault)
+    assert good.ending.answer == [ids("good")]
+    assert MARKER not in caplog.text
+    lone.settle()
+
+
+def test_an_error_holds_no_text(lone: Rig) -> None:
+    """The error that a job ended with has no frames and no cause: they would hold the body."""
+    body = Gate()  # stands for the body
+    alive = weakref.ref(body)
+
+    def read(body: Gate = body) -> NoReturn:
+        try:
+            raise ValueError(body)
+        except ValueError as error:
+            raise InvalidText("no") from error
+
+    endings: list[SidetokError | None] = []
+    job: Job[str] = Job(
+        read, lambda *_: "", str, lambda _, error: endings.append(error), lone.dispatcher.admission.admit(1), 0
+    )
+    del read, body
+    gc.disable()
+    try:
+        lone.dispatcher.submit(job)
+        del job
+        lone.loop.run_until(lambda: bool(endings))
+        lone.finish(lone.submit("after"))
+        assert alive() is None
+    finally:
+        gc.enable()
+    (error,) = endings
+    assert isinstance(error, InvalidText)
+    assert (error.__traceback__, error.__cause__, error.__context__) == (None, None, None)
+
+
+def test_an_on_done_that_breaks_harms_no_other(lone: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    """Answers that finish together with one that cannot be handed over are handed over all the same."""
+    gate = lone.tokenizer.gate("first")
+    jobs = [lone.submit(document) for document in ("first", "a", "b", "c")]
+    gate.wait_entered()
+
+    def broken(*_: object) -> None:
+        raise ConnectionError(MARKER)
+
+    jobs[1].on_done = broken
+    gate.open()
+    lone.finish(jobs[0], jobs[2], jobs[3])
+    lone.settle()
+    assert "ConnectionError" in str([vars(record) for record in caplog.records])
+    assert MARKER not in caplog.text
+
+
+def test_a_deadline_ends_a_job_that_waits(lone: Rig) -> None:
+    """A queued job whose deadline passed is answered at once, is never read, and gives its slot back at once."""
+    gate = lone.tokenizer.gate("first")
+    first = lone.submit("first")
+    gate.wait_entered()
+    late, other = lone.submit("late", deadline_ns=1), lone.submit("other", deadline_ns=1 << 62)
+    lone.dispatcher.sweep()
+    assert isinstance(late.ending.error, DeadlineExceeded)
+    assert late.ending.answer == "DeadlineExceeded"
+    assert not other.ended
+    assert lone.dispatcher.admission.n_requests == 2
+    gate.open()
+    lone.finish(first, other)
+    lone.settle()
+    assert lone.tokenizer.seen == ["first", "other"]
+    assert late.read_threads == []
+
+
+def test_a_deadline_ends_a_job_that_runs(lone: Rig) -> None:
+    """A running job is answered at its deadline; its slot stays taken until the worker is done."""
+    gate = lone.tokenizer.gate("slow")
+    job = lone.submit("slow")
+    gate.wait_entered()
+    job.deadline_ns = 1
+    lone.dispatcher.sweep()
+    lone.dispatcher.sweep()
+    assert job.ending.answer == "DeadlineExceeded"
+    assert lone.dispatcher.n_in_flight == lone.dispatcher.admission.n_requests == 1
+    gate.open()
+    lone.settle()
+    assert job.ending.answer == "DeadlineExceeded"
+    assert isinstance(job.ending.error, DeadlineExceeded)
+
+
+def test_a_deadline_passed_at_the_start_of_work(lone: Rig) -> None:
+    """A worker does not begin what is already too late."""
+    job = lone.submit("late", deadline_ns=1)
+    lone.finish(job)
+    assert job.ending.answer == "DeadlineExceeded"
+    assert lone.tokenizer.seen == []
+
+
+def test_a_deadline_answer_that_breaks_harms_no_other(lone: Rig) -> None:
+    """`sweep` answers the others when one `fail` raises."""
+    gate = lone.tokenizer.gate("first")
+    first = lone.submit("first")
+    gate.wait_entered()
+    late = [lone.submit(str(i), deadline_ns=1) for i in range(4)]
+
+    def broken(_: object) -> None:
+        raise RuntimeError(MARKER)
+
+    late[1].fail = broken
+    lone.dispatcher.sweep()
+    assert [job.ending.answer for job in late] == ["DeadlineExceeded", None, "DeadlineExceeded", "DeadlineExceeded"]
+    gate.open()
+    lone.finish(first)
+
+
+def test_cancelling_a_job_that_waits(lone: Rig) -> None:
+    """A queued job leaves at once, with slot, bytes and body, before any worker comes by; `on_done` is never called."""
+    gate = lone.tokenizer.gate("first")
+    first = lone.submit("first", body_bytes=1)
+    gate.wait_entered()
+    body = Gate()  # stands for the body
+    alive = weakref.ref(body)
+    job = lone.submit("gone", body_bytes=1000)
+    job.read = lambda body=body: body  # type: ignore[misc]
+    lone.dispatcher.cancel(job)
+    del body
+    gc.collect()
+    assert alive() is None
+    assert (lone.dispatcher.admission.n_requests, lone.dispatcher.admission.n_bytes) == (1, 1)
+    gate.open()
+    lone.finish(first)
+    lone.settle()
+    assert not job.ended
+    assert lone.tokenizer.seen == ["first"]
+
+
+def test_cancelling_a_job_that_runs(lone: Rig) -> None:
+    """A running batch costs at most one more document; the slot comes back when the worker lets go."""
+    gate = lone.tokenizer.gate("one")
+    job = lone.submit("one", "two", "three", body_bytes=LONG)
+    gate.wait_entered()
+    lone.dispatcher.cancel(job)
+    assert lone.dispatcher.admission.n_requests == 1
+    gate.open()
+    lone.settle()
+    assert not job.ended
+    assert lone.tokenizer.seen == ["one"]
+
+
+@pytest.mark.parametrize("end", ["finish", "sweep", "cancel"])
+def test_a_job_that_ended_cannot_end_again(lone: Rig, end: str) -> None:
+    """Cancelling and sweeping what already ended changes nothing, in any order."""
+    job = lone.submit("x", deadline_ns=1 if end == "sweep" else 0)
+    if end == "finish":
+        lone.finish(job)
+    elif end == "cancel":
+        lone.dispatcher.cancel(job)
+    n_endings = len(job.endings)
+    job.deadline_ns = 1
+    for _ in range(2):
+        lone.dispatcher.sweep()
+        lone.dispatcher.cancel(job)
+    lone.settle()
+    assert len(job.endings) == max(n_endings, int(end == "sweep"))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_job_ends_once_in_any_race(seed: int) -> None:
+    """Deadlines, drops and completions at random moments: each job ends once unless dropped; all slots come back."""
+    rng = random.Random(seed)
+    rig = Rig(4, deferred=bool(seed % 2))
+    rig.tokenizer.errors["bad"] = Panic()
+    kept: list[FakeJob] = []
+    dropped: list[FakeJob] = []
+    for _ in range(3000):
+        action = rng.random()
+        if action < 0.75:
+            documents = [rng.choice(["a", "bb", "bad"]) for _ in range(rng.randrange(3))]
+            deadline_ns = rng.choice([0, 0, time.monotonic_ns() + rng.randrange(1_000_000)])
+            kept.append(rig.submit(*documents, body_bytes=rng.choice([1, LONG]), deadline_ns=deadline_ns))
+        elif action < 0.85 and kept:
+            job = kept[-1] if rng.random() < 0.7 else rng.choice(kept)
+            if not job.ended:
+                kept.remove(job)
+                dropped.append(job)
+                rig.dispatcher.cancel(job)
+        elif action < 0.95:
+            rig.loop.run_ready()
+        else:
+            rig.dispatcher.sweep()
+    rig.settle()
+    assert all(len(job.endings) == 1 for job in kept)
+    assert not any(job.ended for job in dropped)
+    for job in kept:
+        answers: list[object] = ["DeadlineExceeded"] if job.deadline_ns else []
+        answers.append("EngineFault" if "bad" in job._documents else [ids(document) for document in job._documents])
+        assert job.ending.answer in answers
+    rig.close()
+
+
+def test_deadlines_help_jobs_behind_a_stuck_worker(rig: Rig) -> None:
+    """A short job that takes long does not hold up the others while workers are idle: `sweep` notices."""
+    gate = rig.tokenizer.gate("stuck")
+    stuck = rig.submit("stuck")
+    gate.wait_entered()
+    job = rig.submit("x")
+    for _ in range(2):
+        rig.dispatcher.sweep()
+    rig.finish(job)
+    assert not stuck.ended
+
+
+def test_work_is_counted(lone: Rig) -> None:
+    """Documents, ids and bytes are those of encode requests that were answered, queue times of every started job."""
+    lone.tokenizer.errors["bad"] = Panic()
+    jobs = [
+        lone.submit("abc", "d", n_bytes=100),
+        lone.submit("ef", model="other"),
+        lone.submit("xyz", options=EncodeOptions(count_only=True)),
+        lone.submit("bad"),
+    ]
+    decode = DecodeJob(lone.tokenizer, "zz", slot=lone.dispatcher.admission.admit(2))
+    lone.dispatcher.submit(decode)
+    lone.finish(*jobs, decode)
+    lone.dispatcher.close()
+    tally = lone.dispatcher.snapshot()
+    work = {key.model: row for key, row in tally.work.items()}
+    assert (work["fake"].n_documents, work["fake"].n_tokens, work["fake"].n_bytes) == (3, 7, 103)
+    assert (work["other"].n_documents, work["other"].n_tokens, work["other"].n_bytes) == (1, 2, 2)
+    assert tally.queue["cpu"].n == 5
+    assert {key.route for key in tally.work} == {"cpu"}
+
+
+def spin(seconds: float) -> Callable[..., None]:
+    """Something that uses this much CPU."""
+
+    def work(*_: object) -> None:
+        end_s = time.thread_time() + seconds
+        while time.thread_time() < end_s:
+            pass
+
+    return work
+
+
+def test_cpu_time_is_counted_by_stage(lone: Rig) -> None:
+    """CPU of reading, encoding and writing goes to its own part, and a failed job's CPU is not lost."""
+    job = lone.submit("x", body_bytes=LONG)
+    lone.finish(job)
+    busy = FakeJob(lone.tokenizer, "y", slot=lone.dispatcher.admission.admit(LONG))
+    read, write = busy.read, busy.write
+    busy.read = lambda: (spin(0.03)(), read())[1]
+    busy.write = lambda request, result: (spin(0.02)(), write(request, result))[1]
+    failing = FakeJob(lone.tokenizer, "z", slot=lone.dispatcher.admission.admit(LONG))
+    failing.read = lambda: (spin(0.04)(), {}["no such request"])[1]
+    lone.dispatcher.submit(busy)
+    lone.dispatcher.submit(failing)
+    lone.finish(busy, failing)
+    lone.dispatcher.close()
+    work = {key.model: row for key, row in lone.dispatcher.snapshot().work.items()}
+    assert 0.03e9 <= work["fake"].decode_body_cpu_ns < 0.05e9
+    assert 0.02e9 <= work["fake"].write_answer_cpu_ns < 0.04e9
+    assert work["fake"].encode_cpu_ns < 0.02e9
+    assert 0.04e9 <= work[""].decode_body_cpu_ns < 0.06e9
+
+
+def test_close_finishes_what_is_queued() -> None:
+    """`close` returns after queued jobs were run; their answers can still be delivered."""
+    rig = Rig(1)
+    gate = rig.tokenizer.gate("first")
+    jobs = [rig.submit(document) for document in ("first", "b", "c")]
+    gate.wait_entered()
+    gate.open()
+    rig.dispatcher.close()
+    rig.loop.run_ready()
+    assert all(job.ended for job in jobs)
+
+
+def test_close_leaves_a_stuck_document_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A document that takes too long does not hold up the end of the process."""
+    monkeypatch.setattr("dispatcher.dispatcher.CLOSE_S", 0.05)
+    rig = Rig(1)
+    gate = rig.tokenizer.gate("stuck")
+    rig.submit("stuck")
+    gate.wait_entered()
+    closed = threading.Event()
+
+    def close() -> None:
+        rig.dispatcher.close()
+        closed.set()
+
+    threading.Thread(target=close).start()
+    assert closed.wait(LIMIT_S)
+    gate.open()
+
+
+def test_the_number_of_workers_is_bounded() -> None:
+    """`cpu_workers` says how many; 0 means one for each CPU, at least a few."""
+    for asked in (0, 3):
+        rig = Rig(asked)
+        names = [t.name for t in threading.enumerate() if t.name.startswith("sidetok-worker")]
+        assert rig.dispatcher.n_workers >= (asked or 4)
+        assert len(names) >= rig.dispatcher.n_workers
+        rig.close()
