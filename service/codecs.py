@@ -28,6 +28,7 @@ MSGPACK = b"application/msgpack"
 OCTETS = b"application/octet-stream"
 CODECS = {JSON: JSON, MSGPACK: MSGPACK, b"application/x-msgpack": MSGPACK, OCTETS: OCTETS}
 
+MAX_QUERY_BYTES = 4096
 IDS_PER_PIECE = 65_536
 """Ids that are written as JSON in one go (about 0.5 ms); between pieces other threads get the interpreter."""
 
@@ -54,8 +55,11 @@ def read_fields(head: Head, body: bytes, content: str) -> Fields:
     """The fields of a request. `content` names the field that an octet-stream body stands for (`text` or `ids`)."""
     codec = request_codec(head)
     if codec is OCTETS:
-        fields = dict(query_fields(head.query))
-        fields[content] = frames(body) if fields.pop("batch", False) else body
+        fields = dict(_short(head.query))
+        batch = fields.pop("batch", False)
+        if not isinstance(batch, bool):
+            raise InvalidBody("`batch` is true or false.", "batch")
+        fields[content] = frames(body) if batch else body
         return fields
     fields = read_json(body) if codec is JSON else read_msgpack(body)
     if not isinstance(fields, dict):
@@ -85,6 +89,13 @@ def read_msgpack(body: bytes) -> Any:
         raise InvalidBody(f"The body is not msgpack ({type(error).__name__}).") from None
 
 
+def _short(query: bytes) -> tuple[tuple[str, Any], ...]:
+    """See `query_fields`, whose cache must not hold long queries."""
+    if len(query) > MAX_QUERY_BYTES:
+        raise InvalidBody(f"The query string is over the limit of {MAX_QUERY_BYTES} bytes.")
+    return query_fields(query)
+
+
 @lru_cache(maxsize=1024)
 def query_fields(query: bytes) -> tuple[tuple[str, Any], ...]:
     """The options in a query string, with JSON's types: true, false, numbers, else text."""
@@ -98,7 +109,9 @@ def query_fields(query: bytes) -> tuple[tuple[str, Any], ...]:
 def _typed(value: str) -> Any:
     if value in ("true", "false"):
         return value == "true"
-    return int(value) if value.isdecimal() and value.isascii() and len(value) < 19 else value
+    if value.isdecimal() and value.isascii() and len(value) <= 20 and (number := int(value)) < 1 << 64:
+        return number
+    return value
 
 
 def frames(body: bytes) -> list[memoryview]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from dispatcher.admission import Slot
 from dispatcher.dispatcher import Dispatcher
@@ -23,6 +24,13 @@ log = logging.getLogger("sidetok.access")
 OnDone = Callable[[Answer | None, SidetokError | None], None]
 
 
+class Upload(Protocol):
+    """A request whose body is on its way."""
+
+    def overdue(self) -> None:
+        """Its deadline passed: answer it and give its slot back."""
+
+
 class Gate:
     """One per process; all methods run on the event loop."""
 
@@ -32,6 +40,8 @@ class Gate:
         self.dispatcher = dispatcher
         self.endpoints: dict[str, Endpoint] = {}
         """Hot endpoints by path."""
+        self.uploads: dict[Upload, int] = {}
+        """Requests whose bodies are on their way, and their deadlines; see `sweep`."""
         self.closing = False
         """Answers close their connections (the service drains)."""
         self._admission = dispatcher.admission
@@ -47,6 +57,17 @@ class Gate:
         self.check_size(n_bytes)
         return self._admission.admit(n_bytes)
 
+    def deadline_of(self, head: Head) -> int:
+        """The deadline of a request whose head arrived now, on the clock of `time.monotonic_ns`; 0 = never."""
+        timeout_s = self._timeout_s if head.timeout_s is None else head.timeout_s
+        return int(timeout_s * 1e9) + time.monotonic_ns() if timeout_s else 0
+
+    def sweep(self) -> None:
+        """End the uploads whose deadline passed: a client that stalls must not keep its slot. Called periodically."""
+        now_ns = time.monotonic_ns()
+        for upload in [upload for upload, deadline_ns in self.uploads.items() if 0 < deadline_ns < now_ns]:
+            upload.overdue()
+
     def check_size(self, n_bytes: int) -> None:
         """Raise `BodyTooLarge` for a body that has, or will have, `n_bytes`."""
         if n_bytes > self._max_body_bytes:
@@ -60,16 +81,17 @@ class Gate:
         if n_bytes > slot.n_bytes:
             slot.grow(n_bytes - slot.n_bytes)
 
-    def submit(self, endpoint: Endpoint, head: Head, body: bytes, slot: Slot, on_done: OnDone) -> Job[Answer]:
+    def submit(
+        self, endpoint: Endpoint, head: Head, body: bytes, slot: Slot, deadline_ns: int, on_done: OnDone
+    ) -> Job[Answer]:
         """Queue the job of a request whose body is complete. `on_done` runs once, unless the job is cancelled."""
-        timeout_s = self._timeout_s if head.timeout_s is None else head.timeout_s
         job: Job[Answer] = Job(
             lambda: endpoint.read(head, body),
             lambda request, result: endpoint.write(head, request, result),
             lambda error: endpoint.fail(head, error),
             on_done,
             slot,
-            int(timeout_s * 1e9) + time.monotonic_ns() if timeout_s else 0,
+            deadline_ns,
         )
         self.dispatcher.submit(job)
         return job
@@ -99,7 +121,7 @@ class Gate:
                 "request",
                 extra={
                     "request_id": head.request_id,
-                    "traceparent": head.traceparent.decode(),
+                    "traceparent": head.traceparent.decode("ascii"),
                     "path": head.path,
                     "model": model,
                     "outcome": outcome,

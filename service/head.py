@@ -10,7 +10,10 @@ from service.endpoint import Head
 from service.errors import InvalidBody, UnsupportedMediaType
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
-_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.{0,200})?")
+_TRACEPARENT = re.compile(
+    rb"(?!ff|00.{54})[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-[\x21-\x7e]{0,200})?"
+)
+"""Version ff and all-zero ids are invalid, and only later versions than 00 may be longer."""
 _ID_PREFIX = os.urandom(8).hex()
 _next_id = itertools.count(1).__next__
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from dispatcher.admission import Slot
-from dispatcher.job import Job
+from dispatcher.job import Job, deadline_exceeded
 from gpu_core.errors import SidetokError
 from service.endpoint import Answer, Endpoint, Head
 from service.gate import Gate
@@ -44,8 +44,9 @@ class HotPath:
         outcome, model = "cancelled", ""
         try:
             slot = self._gate.enter(head)
-            body = await self._body(slot, receive)
-            model, done = await self._job(endpoint, head, body, slot, receive)
+            deadline_ns = self._gate.deadline_of(head)
+            body = await self._body(slot, deadline_ns, receive)
+            model, done = await self._job(endpoint, head, body, slot, deadline_ns, receive)
             answer, outcome = self._gate.answer_of(*done, endpoint, head)
             await self._send(head, answer, send)
         except SidetokError as error:
@@ -62,10 +63,15 @@ class HotPath:
             self._watchers[job] = asyncio.ensure_future(self._watch(job, receive, done))
         self._unwatched.clear()
 
-    async def _body(self, slot: Slot, receive: Receive) -> bytes:
+    async def _body(self, slot: Slot, deadline_ns: int, receive: Receive) -> bytes:
         """The whole body; the slot is released when there will be none."""
+        left_s = max(0, deadline_ns - time.monotonic_ns()) * 1e-9 if deadline_ns else None
         try:
-            return b"".join([chunk async for chunk in self._chunks(slot, receive)])
+            async with asyncio.timeout(left_s):
+                return b"".join([chunk async for chunk in self._chunks(slot, receive)])
+        except TimeoutError:
+            slot.release()
+            raise deadline_exceeded() from None
         except BaseException:
             slot.release()
             raise
@@ -83,7 +89,9 @@ class HotPath:
             more = message.get("more_body", False)
             yield body
 
-    async def _job(self, endpoint: Endpoint, head: Head, body: bytes, slot: Slot, receive: Receive) -> tuple[str, Done]:
+    async def _job(
+        self, endpoint: Endpoint, head: Head, body: bytes, slot: Slot, deadline_ns: int, receive: Receive
+    ) -> tuple[str, Done]:
         """Run the job of a request; its model, and what it ended with. Raises `_ClientGone` when the client left."""
         done: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
 
@@ -91,7 +99,7 @@ class HotPath:
             if not done.done():
                 done.set_result((answer, error))
 
-        job = self._gate.submit(endpoint, head, body, slot, on_done)
+        job = self._gate.submit(endpoint, head, body, slot, deadline_ns, on_done)
         self._unwatched[job] = receive, done
         try:
             ended = await done

@@ -14,13 +14,15 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from dispatcher.admission import Slot
-from dispatcher.job import Job
+from dispatcher.job import Job, deadline_exceeded
 from gpu_core.errors import SidetokError
 from service.endpoint import Answer, Endpoint, Head
 from service.gate import Gate
 from service.head import read_head
 from service.hot import LINGER_BYTES, LINGER_S
 
+MAX_HEAD_BYTES = 65_536
+_HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 JOIN_BYTES = 65_536
 """Answers up to this size are copied behind their head, so that both leave in one packet."""
 
@@ -30,6 +32,7 @@ class HotCycle:
 
     __slots__ = (
         "_chunks",
+        "_deadline_ns",
         "_endpoint",
         "_head",
         "_job",
@@ -50,6 +53,7 @@ class HotCycle:
         self._start_ns = time.perf_counter_ns()
         self._chunks: list[bytes] = []
         self._n_bytes = 0
+        self._deadline_ns = 0
         self._slot: Slot | None = None
         self._job: Job[Answer] | None = None
         self.keep_alive = keep_alive
@@ -59,11 +63,13 @@ class HotCycle:
 
     def begin(self, expects_continue: bool) -> None:
         """Admit the request, or refuse it before its body was read."""
+        gate = self._protocol.gate
         try:
-            self._slot = self._protocol.gate.enter(self._head)
+            self._slot = gate.enter(self._head)
         except SidetokError as error:
             self._refuse(error, will_send=not expects_continue)
             return
+        gate.uploads[self] = self._deadline_ns = gate.deadline_of(self._head)
         if expects_continue:
             self._protocol.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -78,10 +84,13 @@ class HotCycle:
         try:
             self._protocol.gate.grow(self._slot, self._n_bytes)
         except SidetokError as error:
-            self._slot.release()
-            self._refuse(error, will_send=True)
+            self._stop(error)
             return
         self._chunks.append(chunk)
+
+    def overdue(self) -> None:
+        """The deadline passed before the body was complete."""
+        self._stop(deadline_exceeded())
 
     def end(self) -> None:
         """The body is complete."""
@@ -92,7 +101,9 @@ class HotCycle:
         chunks, self._chunks = self._chunks, []
         body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         assert self._slot is not None
-        self._job = self._protocol.gate.submit(self._endpoint, self._head, body, self._slot, self._done)
+        gate = self._protocol.gate
+        del gate.uploads[self]
+        self._job = gate.submit(self._endpoint, self._head, body, self._slot, self._deadline_ns, self._done)
 
     def lost(self) -> None:
         """The client is gone: the work is dropped."""
@@ -102,7 +113,9 @@ class HotCycle:
         gate = self._protocol.gate
         if self._job is not None:
             gate.dispatcher.cancel(self._job)
+            self._job = None
         elif self._slot is not None:
+            del gate.uploads[self]
             self._slot.release()
         gate.record(self._head, "", "cancelled", self._start_ns)
 
@@ -110,11 +123,21 @@ class HotCycle:
         gate = self._protocol.gate
         answer, outcome = gate.answer_of(answer, error, self._endpoint, self._head)
         assert self._job is not None
+        model = self._job.model
+        # The connection keeps its last cycle; the job would keep the body.
+        self._job = None
         self._write(answer)
         if not self.keep_alive:
             self._protocol.transport.close()
-        gate.record(self._head, self._job.model, outcome, self._start_ns)
+        gate.record(self._head, model, outcome, self._start_ns)
         self._protocol.on_response_complete()
+
+    def _stop(self, error: SidetokError) -> None:
+        """Give up an upload."""
+        assert self._slot is not None
+        del self._protocol.gate.uploads[self]
+        self._slot.release()
+        self._refuse(error, will_send=True)
 
     def _refuse(self, error: SidetokError, will_send: bool) -> None:
         """Answer at once; drop what the client still sends, so that it can read the answer; close the connection."""
@@ -152,9 +175,28 @@ class Protocol(HttpToolsProtocol):
     """uvicorn's protocol; POST requests for hot endpoints take the short cut."""
 
     gate: Gate
+    _hot: HotCycle | None = None
+    """The latest hot request; `cycle` may already be one that is pipelined behind it."""
+    _seen_headers: Any = None
+    """The header list of the latest request whose head is complete."""
+    _n_head_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes from the client. A head that does not end is refused: the parser would collect it without bound."""
+        super().data_received(data)
+        if self.headers is self._seen_headers:
+            return
+        self._n_head_bytes += len(data)
+        if self._n_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.transport.write(_HEAD_TOO_LARGE)
+            self.transport.close()
 
     def on_headers_complete(self) -> None:
         """Choose the path. A request that is pipelined behind another goes through ASGI, which keeps the order."""
+        self._seen_headers = self.headers
+        self._n_head_bytes = 0
+        if self.transport.is_closing():
+            return
         path, _, query = self.url.partition(b"?")
         endpoint = self.gate.endpoints.get(path.decode("latin-1")) if self.parser.get_method() == b"POST" else None
         busy = self.cycle is not None and not self.cycle.response_complete
@@ -163,7 +205,7 @@ class Protocol(HttpToolsProtocol):
             return
         head = read_head(path.decode("latin-1"), query, self.headers)
         cycle: Any = HotCycle(self, endpoint, head, self.parser.should_keep_alive())
-        self.cycle = cycle
+        self.cycle = self._hot = cycle
         cycle.begin(self.expect_100_continue)
 
     def on_body(self, body: bytes) -> None:
@@ -182,7 +224,20 @@ class Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
+        if self._hot is not None:
+            self._hot.lost()
         if isinstance(self.cycle, HotCycle):
-            self.cycle.lost()
             self.cycle = None  # type: ignore[assignment]
         super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        """An answer was handed to the transport. A client that does not read its answers may not ask for more."""
+        super().on_response_complete()
+        if self.flow.write_paused:
+            self.flow.pause_reading()
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        super().resume_writing()
+        if not self.pipeline:
+            self.flow.resume_reading()

@@ -81,10 +81,12 @@ class Service:
     def _tick(self) -> None:
         now_s = self._loop.time()
         self.lag.observe(now_s - self._tick_due_s)
-        self.dispatcher.sweep()
-        self.hot.tick()
-        self._tick_due_s = self._loop.time() + TICK_S
+        # First of all the next tick: it comes even if something below breaks.
+        self._tick_due_s = now_s + TICK_S
         self._ticker = self._loop.call_at(self._tick_due_s, self._tick)
+        self.dispatcher.sweep()
+        self.gate.sweep()
+        self.hot.tick()
 
     def _load(self, loaded: asyncio.Future[None]) -> None:
         self.dispatcher.clocks.register("load")
