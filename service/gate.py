@@ -72,7 +72,7 @@ class Gate:
         """Raise `BodyTooLarge` for a body that has, or will have, `n_bytes`."""
         if n_bytes > self._max_body_bytes:
             raise BodyTooLarge(
-                f"The body is over the limit of {self._max_body_bytes} bytes; split it or raise --max-body."
+                f"The body is over the limit of {self._max_body_bytes} bytes; split it or raise --max-body-bytes."
             )
 
     def grow(self, slot: Slot, n_bytes: int) -> None:
