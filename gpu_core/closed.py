@@ -1,0 +1,72 @@
+"""Which vocabulary entries merging reaches, BPE(entry) = [entry]: without `ignore_merges` only these are looked up."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpu_core.bpe_file import BpeModel, Rules
+
+_NO_RULE = np.int64(1) << np.int64(40)
+_SHIFT = 20
+
+
+def closed_entries(model: BpeModel) -> dict[bytes, int]:
+    """The entries whose own bytes merge to exactly the entry; all entries of one length are merged side by side."""
+    lookup = _PairLookup(model.rules)
+    by_length: dict[int, list[bytes]] = defaultdict(list)
+    for entry in model.entries:
+        by_length[len(entry)].append(entry)
+    closed: dict[bytes, int] = {}
+    for length, entries in by_length.items():
+        symbols = model.byte_ids[np.frombuffer(b"".join(entries), np.uint8).reshape(-1, length)].astype(np.int64)
+        result = _merge_rows(symbols, lookup)
+        ids = np.array([model.entries[entry] for entry in entries])
+        closed |= {entries[i]: int(ids[i]) for i in np.flatnonzero(result == ids)}
+    return closed
+
+
+class _PairLookup:
+    """Ranks and products of many pairs at once."""
+
+    def __init__(self, rules: Rules) -> None:
+        keys = rules.left << _SHIFT | rules.right
+        order = np.argsort(keys, kind="stable")
+        # The last rule of a repeated pair is the one that counts.
+        last = np.flatnonzero(np.diff(keys[order], append=-1))
+        self.keys, self.rank = keys[order][last], order[last]
+        self.product = rules.product
+
+    def ranks(self, left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.int64]:
+        wanted = left << _SHIFT | right
+        if not len(self.keys):
+            return np.full(wanted.shape, _NO_RULE)
+        at = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
+        return np.where((self.keys[at] == wanted) & (left >= 0) & (right >= 0), self.rank[at], _NO_RULE)
+
+
+def _merge_rows(symbols: NDArray[np.int64], lookup: _PairLookup) -> NDArray[np.int64]:
+    """The id that each row of symbols becomes, -1 when more than one is left.
+
+    One merge a round: lowest rank, leftmost.
+    """
+    result = np.full(len(symbols), -1, dtype=np.int64)
+    rows = np.arange(len(symbols))
+    ranks = lookup.ranks(symbols[:, :-1], symbols[:, 1:])
+    while symbols.shape[1] > 1:
+        at = ranks.argmin(axis=1)
+        lowest = np.take_along_axis(ranks, at[:, None], axis=1)[:, 0]
+        alive = lowest != _NO_RULE
+        rows, symbols, ranks, at, lowest = rows[alive], symbols[alive], ranks[alive], at[alive], lowest[alive]
+        symbols[np.arange(len(rows)), at] = lookup.product[lowest]
+        keep = np.arange(symbols.shape[1])[None, :] != at[:, None] + 1
+        symbols = symbols[keep].reshape(len(rows), -1)
+        ranks = ranks[keep[:, 1:]].reshape(len(rows), -1)
+        for column in (at - 1, at):
+            there = np.flatnonzero((column >= 0) & (column < symbols.shape[1] - 1))
+            c = column[there]
+            ranks[there, c] = lookup.ranks(symbols[there, c], symbols[there, c + 1])
+    result[rows] = symbols[:, 0]
+    return result

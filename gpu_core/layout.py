@@ -1,0 +1,174 @@
+"""What the host and the device agree on: structs, kernels, and the memory of one size class. Runs without a GPU.
+
+The structs are declared once more in `kernels/structs.cuh`; a test compares sizes and offsets with the compiled
+source. Pointers are device addresses; a pointer of pinned, mapped host memory is one too, so `text`, `ids` and
+`completion` may live on either side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+THREADS = 256
+"""Threads of a block of `encode`."""
+WINDOW = 1024
+"""Bytes that a block classifies: 32 words of 32 mask bits, one word for each lane of a warp."""
+HALO_LEFT = 64
+"""Bytes of context before the tile."""
+TILE = 832
+"""Bytes whose pre-tokens a block owns: a pre-token belongs to the tile in which it starts."""
+HALO_RIGHT = WINDOW - HALO_LEFT - TILE
+MAX_PRETOKEN = 512
+"""A longer pre-token sends its document to the CPU."""
+MAX_LITERAL = HALO_LEFT
+"""An added token that is longer than this, in bytes, makes a tokenizer unsupported on the device."""
+MAX_CAPACITY = (1 << 26) - (1 << 16)
+"""Bytes of one replay at most: a tile state holds a token count of 26 bits."""
+MAX_WALK = 1 << 20
+"""Bytes that a block looks beyond its window for the start of a run of digits, or the end of a run of blanks."""
+
+FLAG_IDS = 1
+"""Header flag: write ids. Without it the replay only counts."""
+FLAG_TOKEN_STARTS = 2
+"""Header flag: write the byte position of each token's first byte, in the text of the whole batch."""
+
+HEADER = np.dtype(
+    [("epoch", "<u8"), ("n_bytes", "<u4"), ("n_documents", "<u4"), ("flags", "<u4"), ("reserved", "<u4")],
+)
+"""Filled by the host for each replay. `epoch` grows by one with every replay on the same memory and starts at 1."""
+
+COMPLETION = np.dtype([("epoch", "<u8"), ("n_tokens", "<u4"), ("any_flagged", "<u4")])
+"""Written by the last block when `Batch.completion` is set.
+
+`epoch` comes last, after all other results are visible.
+"""
+
+CONTROL = np.dtype([("flag_epoch", "<u8"), ("blocks_done", "<u4"), ("reserved", "<u4")])
+"""Zeroed once. `flag_epoch` equals the header's epoch when a document of this replay needs the CPU."""
+
+_POINTER = "<u8"
+BATCH = np.dtype(
+    [
+        ("header", _POINTER),
+        ("text", _POINTER),
+        ("document_starts", _POINTER),
+        ("ids", _POINTER),
+        ("token_starts", _POINTER),
+        ("document_tokens", _POINTER),
+        ("document_flags", _POINTER),
+        ("tile_states", _POINTER),
+        ("control", _POINTER),
+        ("completion", _POINTER),
+    ],
+)
+"""Addresses of one execution context, fixed at capture. See `workspace` for sizes; `completion` may be 0."""
+
+TABLES = np.dtype(
+    [
+        ("ascii", _POINTER),
+        ("class_pages", _POINTER),
+        ("class_blocks", _POINTER),
+        ("nfc_pages", _POINTER),
+        ("nfc_blocks", _POINTER),
+        ("short_keys", _POINTER),
+        ("short_ids", _POINTER),
+        ("long_slots", _POINTER),
+        ("merge_slots", _POINTER),
+        ("merge_ids", _POINTER),
+        ("byte_ids", _POINTER),
+        ("literal_slots", _POINTER),
+        ("literal_bigrams", _POINTER),
+        ("pool", _POINTER),
+        ("short_seed", "<u4"),
+        ("short_mask", "<u4"),
+        ("long_seed", "<u4"),
+        ("long_mask", "<u4"),
+        ("merge_seed", "<u4"),
+        ("merge_mask", "<u4"),
+        ("literal_seed", "<u4"),
+        ("literal_mask", "<u4"),
+        ("max_literal", "<u4"),
+        ("reserved", "<u4"),
+    ],
+)
+"""Addresses and masks of one tokenizer's tables, in the order of `gpu_core.tables.Tables.arrays`."""
+
+EPOCH_SHIFT = 4
+"""A word of `document_flags` is `(epoch << EPOCH_SHIFT | reason) & 0xFFFFFFFF`; any other epoch means "not flagged"."""
+REASONS = {
+    1: "a pre-token longer than the device handles",
+    2: "invalid UTF-8",
+    3: "text that is not in normal form",
+    4: "an added token whose flags need the CPU",
+    5: "a run of digits or blanks longer than the device follows",
+}
+"""Why a document needs the CPU, by the reason in its flag word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One entry point of `kernels/encode.cu`."""
+
+    name: str
+    source: str
+    arguments: tuple[str, ...]
+    """Struct dtypes by name in the order of the parameters; each is passed by value."""
+    threads: int
+    """Threads of a block, one dimension. No dynamic shared memory."""
+
+
+KERNELS = (Kernel("encode", "encode.cu", ("TABLES", "BATCH"), THREADS),)
+"""The nodes of one replay, in order.
+
+The grid of `encode` is `n_tiles(capacity)` blocks; blocks beyond the live bytes exit at once.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """One array of an execution context."""
+
+    name: str
+    dtype: str
+    length: int
+    zeroed: bool = False
+    """Whether it must be zero before the first replay. Nothing needs clearing between replays."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Size in bytes."""
+        return self.length * np.dtype(self.dtype).itemsize
+
+
+def n_tiles(n_bytes: int) -> int:
+    """Blocks that a text of `n_bytes` needs; an empty one needs a block too, which writes the results."""
+    return max(1, -(-n_bytes // TILE))
+
+
+def workspace(capacity: int, max_documents: int, token_starts: bool) -> tuple[Buffer, ...]:
+    """The arrays of an execution context for up to `capacity` bytes in up to `max_documents` documents.
+
+    Named like the fields of `BATCH`. `text` must start at a multiple of 16 bytes; what lies behind the live text is
+    read but does not matter. `document_starts` holds `n_documents + 1` positions, the last one is `n_bytes`.
+    `document_tokens` likewise.
+    """
+    return (
+        Buffer("header", "u1", HEADER.itemsize),
+        Buffer("text", "u1", -(-capacity // 16) * 16 + WINDOW + MAX_PRETOKEN),
+        Buffer("document_starts", "<u4", max_documents + 1),
+        Buffer("ids", "<u4", capacity),
+        Buffer("token_starts", "<u4", capacity if token_starts else 0),
+        Buffer("document_tokens", "<u4", max_documents + 1),
+        Buffer("document_flags", "<u4", max_documents, zeroed=True),
+        Buffer("tile_states", "<u8", n_tiles(capacity), zeroed=True),
+        Buffer("control", "u1", CONTROL.itemsize, zeroed=True),
+        Buffer("completion", "u1", COMPLETION.itemsize, zeroed=True),
+    )
+
+
+def kernel_directory() -> Path:
+    """Where the CUDA sources lie."""
+    return Path(__file__).parent / "kernels"
