@@ -76,7 +76,9 @@ def examine(path: str | None, options: DispatcherOptions) -> dict[str, Any]:
 
 def table(facts: Mapping[str, Any]) -> str:
     """The facts as two aligned columns."""
-    rows = [(name.replace("_", " "), PHRASES.get(name, _phrase)(value)) for name, value in facts.items()]
+    rows = [
+        (name.removesuffix("_s").replace("_", " "), PHRASES.get(name, _phrase)(value)) for name, value in facts.items()
+    ]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {phrase}" for name, phrase in rows)
 
@@ -147,5 +149,6 @@ PHRASES: dict[str, Callable[[Any], str]] = {
     "chat_template": _template_phrase,
     "special_tokens": lambda tokens: ", ".join(f"{name} {text!r}" for name, text in tokens.items()) or "none",
     "engine": lambda engine: "{name}: {reason}".format(**engine),
+    "load_s": lambda seconds: f"{seconds:.2f} s, with the proof if it ran now",
 }
 """How the table says facts that are more than a value or a list."""
