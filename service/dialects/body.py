@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from dispatcher.errors import TooBusy
 from gpu_core.errors import OverloadError, SidetokError
@@ -20,6 +23,9 @@ UNREADABLE = "There was an error parsing the body"
 
 MAX_REPORTED_ERRORS = 10
 MAX_SHOWN_CHARS = 200
+
+LARGE_BODY_BYTES = 1 << 16
+"""Above this only the first mistake of a list is looked for: a mistake takes more memory than its bytes in the body."""
 
 Mistake = dict[str, Any]
 """One finding as pydantic reports it: `type`, `loc` (a tuple of names and positions), `msg`, `input`, maybe `ctx`."""
@@ -63,13 +69,23 @@ def read_json_exactly(body: bytes) -> Any:
         raise InvalidBody(UNREADABLE) from None
 
 
-def validated(validate: Callable[[Any], T], fields: Any, body: bytes) -> T:
-    """`validate(fields)`, where `fields` are what `read_json` made of the body. Raises `Mistakes`."""
+def validated(validate: Callable[[Any, int], T], fields: Any, body: bytes) -> T:
+    """`validate(fields, len(body))`, where `fields` are what `read_json` made of the body. Raises `Mistakes`."""
     try:
-        return validate(fields)
+        return validate(fields, len(body))
     except Mistakes:
+        if len(body) > LARGE_BODY_BYTES:
+            raise
         # Integers over 64 bits were read as floats; read again, so that the complaint names the number that was sent.
-        return validate(read_json_exactly(body))
+        return validate(read_json_exactly(body), len(body))
+
+
+def packed_ids(values: list[Any]) -> NDArray[np.uint32] | None:
+    """A list of integers from 0 to 2^32-1 as an array, None when anything else is among them. Booleans are 0 and 1."""
+    try:
+        return np.frombuffer(array("I", values), np.uint32)
+    except (TypeError, OverflowError):
+        return None
 
 
 def error_answer(fields: dict[str, Any], code: int, error: SidetokError) -> Answer:

@@ -17,7 +17,7 @@ from dispatcher.request import DecodeRequest, EncodedDocument, EncodeOptions, En
 from gpu_core.errors import SidetokError
 from service.codecs import ids_json
 from service.dialects import sglang_schema as schema
-from service.dialects.body import Mistakes, error_answer, read_json, require_json, shown_mistakes, validated
+from service.dialects.body import Mistakes, error_answer, packed_ids, read_json, require_json, shown_mistakes, validated
 from service.dialects.sglang_chat import render
 from service.endpoint import Answer, Head
 from service.errors import ChatTemplateError, InvalidBody, UnknownModel, UnsupportedMediaType, status_of
@@ -46,11 +46,11 @@ class Prompt(NamedTuple):
     add_special_tokens: bool
 
 
-class IdLists(NamedTuple):
-    """What `sglang_schema.Detokenize` says, without pydantic."""
+class PackedIds(NamedTuple):
+    """What `sglang_schema.Detokenize` says of one list of ids, without pydantic."""
 
     model: str
-    tokens: list[int] | list[list[int]]
+    tokens: NDArray[np.uint32]
     skip_special_tokens: bool
 
 
@@ -111,15 +111,9 @@ class Detokenize:
         except Mistakes as mistakes:
             raise InvalidBody(shown_mistakes(mistakes.found)) from None
         model = _resolve(self._registry, form.model)
-        is_batch = bool(form.tokens) and isinstance(form.tokens[0], list)
-        sequences: list[Any] = list(form.tokens) if is_batch else [form.tokens]
+        sequences, is_batch = _sequences(form)
         return DecodeRequest(
-            model.name,
-            model.ready_tokenizer,
-            [_ids_array(sequence) for sequence in sequences],
-            form.skip_special_tokens,
-            len(body),
-            is_batch,
+            model.name, model.ready_tokenizer, sequences, form.skip_special_tokens, len(body), is_batch
         )
 
     def write(self, head: Head, request: Request, result: Result) -> Answer:
@@ -191,17 +185,26 @@ def _tokenize_form(body: bytes) -> Prompt | schema.Tokenize:
     return validated(schema.validate_tokenize, fields, body)
 
 
-def _ids_form(body: bytes) -> IdLists | schema.Detokenize:
+def _ids_form(body: bytes) -> PackedIds | schema.Detokenize:
     fields = read_json(body)
     if isinstance(fields, dict):
         tokens, model = fields.get("tokens"), fields.get("model", "default")
         skip = fields.get("skip_special_tokens", True)
-        if type(tokens) is list and {int}.issuperset(map(type, tokens)) and type(model) is str and type(skip) is bool:
-            return IdLists(model, tokens, skip)
+        if type(tokens) is list and type(model) is str and type(skip) is bool:
+            sequence = packed_ids(tokens)
+            if sequence is not None:
+                return PackedIds(model, sequence, skip)
     return validated(schema.validate_detokenize, fields, body)
 
 
-def _ids_array(ids: list[int]) -> NDArray[np.uint32]:
-    if ids and (min(ids) < 0 or max(ids) > 0xFFFFFFFF):
+def _sequences(form: PackedIds | schema.Detokenize) -> tuple[list[NDArray[np.uint32]], bool]:
+    """The sequences of ids, and whether they came as a list of lists."""
+    if isinstance(form, PackedIds):
+        return [form.tokens], False
+    lists: list[Any] = form.tokens
+    is_batch = bool(lists) and isinstance(lists[0], list)
+    sequences = [packed_ids(ids) for ids in (lists if is_batch else [lists])]
+    known = [sequence for sequence in sequences if sequence is not None]
+    if len(known) < len(sequences):
         raise InvalidIds(ID_OUT_OF_RANGE)
-    return np.array(ids, np.uint32)
+    return known, is_batch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -11,6 +11,12 @@ from service.dialects.body import Mistake, Mistakes
 EXACTLY_ONE = "Value error, Exactly one of 'prompt' or 'messages' must be provided."
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "ultra", "max"]
+
+
+T = TypeVar("T")
+
+Many = Annotated[list[T], Field(fail_fast=True)]
+"""A list of which only the first mistake is reported: a mistake takes far more memory than the bytes that make it."""
 
 
 class _Lenient(BaseModel):
@@ -37,13 +43,13 @@ class Message(BaseModel):
     """One message; fields that are not named here do not reach the template."""
 
     role: str
-    content: str | list[dict[str, Any]] | None = None
+    content: str | Many[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     name: str | None = None
     phase: Literal["commentary", "final_answer"] | None = None
     reasoning_content: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tool_calls: Many[ToolCall] | None = None
+    tools: Many[dict[str, Any]] | None = None
     prefix: bool | None = None
 
 
@@ -59,9 +65,9 @@ class Tokenize(_Lenient):
     """`/tokenize`: exactly one of `prompt` and `messages`."""
 
     model: str = "default"
-    prompt: str | list[str] | None = None
-    messages: list[Message] | None = None
-    tools: list[Tool] | None = None
+    prompt: str | Many[str] | None = None
+    messages: Many[Message] | None = None
+    tools: Many[Tool] | None = None
     tool_choice: dict[str, Any] | Literal["auto", "required", "none"] | None = None
     reasoning_effort: Effort | Annotated[float, Field(ge=0.0, le=0.99, allow_inf_nan=False)] | None = None
     continue_final_message: bool = False
@@ -74,7 +80,7 @@ class Detokenize(_Lenient):
     """`/detokenize`."""
 
     model: str = "default"
-    tokens: list[int] | list[list[int]]
+    tokens: Many[int] | Many[Many[int]]
     skip_special_tokens: bool = True
 
 
@@ -82,7 +88,7 @@ _TOKENIZE: TypeAdapter[Tokenize] = TypeAdapter(Tokenize)
 _DETOKENIZE: TypeAdapter[Detokenize] = TypeAdapter(Detokenize)
 
 
-def validate_tokenize(fields: Any) -> Tokenize:
+def validate_tokenize(fields: Any, _n_bytes: int) -> Tokenize:
     """A prompt, prompts or a conversation. Raises `Mistakes`."""
     try:
         form = _TOKENIZE.validate_python(fields, from_attributes=True)
@@ -93,7 +99,7 @@ def validate_tokenize(fields: Any) -> Tokenize:
     return form
 
 
-def validate_detokenize(fields: Any) -> Detokenize:
+def validate_detokenize(fields: Any, _n_bytes: int) -> Detokenize:
     """One sequence of ids, or several. Raises `Mistakes`."""
     try:
         return _DETOKENIZE.validate_python(fields, from_attributes=True)

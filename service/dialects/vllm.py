@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from dispatcher.errors import InvalidIds, InvalidOption, InvalidText
 from dispatcher.request import DecodeRequest, EncodeOptions, EncodeRequest, Request, Result
@@ -21,13 +22,14 @@ from service.dialects.body import (
     UNREADABLE,
     Mistakes,
     error_answer,
+    packed_ids,
     read_json,
     require_json,
     shown_mistakes,
     validated,
 )
 from service.dialects.vllm_chat import template_messages
-from service.dialects.vllm_schema import MAX_INT64, Chat, Completion, Ids, validate_detokenize, validate_tokenize
+from service.dialects.vllm_schema import Chat, Completion, Ids, validate_detokenize, validate_tokenize
 from service.endpoint import Answer, Head
 from service.errors import ChatTemplateError, InvalidBody, UnknownModel, UnsupportedMediaType, status_of
 from service.registry import Model, Registry
@@ -65,11 +67,11 @@ class Prompt(NamedTuple):
     return_token_strs: bool
 
 
-class IdList(NamedTuple):
+class PackedIds(NamedTuple):
     """What `vllm_schema.Ids` says, without pydantic."""
 
     model: str | None
-    tokens: list[int]
+    tokens: NDArray[np.uint32]
 
 
 class Tokenize:
@@ -127,9 +129,9 @@ class Detokenize:
         except Mistakes as mistakes:
             raise _invalid(mistakes) from None
         model = self._registry.resolve(form.model)
-        if form.tokens and max(form.tokens) > 0xFFFFFFFF:
+        sequence = packed_ids(form.tokens) if isinstance(form, Ids) else form.tokens
+        if sequence is None:
             raise InvalidIds(ID_TOO_LARGE)
-        sequence = np.array(form.tokens, np.uint32)
         return DecodeRequest(model.name, model.ready_tokenizer, [sequence], False, len(body))
 
     def write(self, head: Head, request: Request, result: Result) -> Answer:
@@ -192,17 +194,14 @@ def _plain_completion(fields: dict[str, Any]) -> Prompt | None:
     return Prompt(model, prompt, special, strs)
 
 
-def _ids_form(body: bytes) -> IdList | Ids:
+def _ids_form(body: bytes) -> PackedIds | Ids:
     fields = read_json(body)
     if isinstance(fields, dict):
         tokens, model = fields.get("tokens"), fields.get("model")
-        if (
-            type(tokens) is list
-            and (model is None or type(model) is str)
-            and {int}.issuperset(map(type, tokens))
-            and (not tokens or (min(tokens) >= 0 and max(tokens) <= MAX_INT64))
-        ):
-            return IdList(model, tokens)
+        if type(tokens) is list and (model is None or type(model) is str):
+            sequence = packed_ids(tokens)
+            if sequence is not None:
+                return PackedIds(model, sequence)
     return validated(validate_detokenize, fields, body)
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from service.dialects.body import Mistake, Mistakes
+from service.dialects.body import LARGE_BODY_BYTES, Mistake, Mistakes
 
 MAX_INT64 = 2**63 - 1
 
@@ -104,25 +104,43 @@ class Ids(_Lenient):
     tokens: list[Annotated[int, Field(ge=0, le=MAX_INT64)]]
 
 
+class LargeChat(Chat):
+    """A conversation in a large body: the first mistake of a list is enough."""
+
+    messages: Annotated[list[Message], Field(fail_fast=True)]
+    media_io_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
+
+
+class LargeIds(Ids):
+    """Ids in a large body: the first mistake is enough."""
+
+    tokens: Annotated[list[Annotated[int, Field(ge=0, le=MAX_INT64)]], Field(fail_fast=True)]
+
+
 _TOKENIZE: TypeAdapter[Completion | Chat] = TypeAdapter(Completion | Chat)
+_TOKENIZE_LARGE: TypeAdapter[Completion | Chat] = TypeAdapter(Completion | LargeChat)
 _DETOKENIZE: TypeAdapter[Ids] = TypeAdapter(Ids)
+_DETOKENIZE_LARGE: TypeAdapter[Ids] = TypeAdapter(LargeIds)
 
 
-def validate_tokenize(fields: Any) -> Completion | Chat:
+def validate_tokenize(fields: Any, n_bytes: int) -> Completion | Chat:
     """The form that fits best: with both `prompt` and `messages` valid, the one with more of its fields set.
 
     Raises `Mistakes`: what both forms complain about.
     """
+    adapter = _TOKENIZE if n_bytes <= LARGE_BODY_BYTES else _TOKENIZE_LARGE
     try:
-        return _TOKENIZE.validate_python(fields, from_attributes=True)
+        return adapter.validate_python(fields, from_attributes=True)
     except ValidationError as error:
         raise Mistakes(_mistakes(error, is_union=True)) from None
 
 
-def validate_detokenize(fields: Any) -> Ids:
+def validate_detokenize(fields: Any, n_bytes: int) -> Ids:
     """Ids and model. Raises `Mistakes`."""
+    adapter = _DETOKENIZE if n_bytes <= LARGE_BODY_BYTES else _DETOKENIZE_LARGE
     try:
-        return _DETOKENIZE.validate_python(fields, from_attributes=True)
+        return adapter.validate_python(fields, from_attributes=True)
     except ValidationError as error:
         raise Mistakes(_mistakes(error, is_union=False)) from None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import lzma
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,10 @@ from service.codecs import IDS_PER_PIECE
 from service.dialects import vllm
 from service.errors import BodyTooLarge, InvalidBody, ModelNotReady
 from service.registry import Registry
+from tests.data import SHARED, tokenizer_json
 from tests.service.small_model import head_of, registry_of, send, write_model
 
-DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
-SAMPLES = sorted((DATA / "wire-samples").glob("*tokenize*.json"))
+SAMPLES = sorted((SHARED / "wire-samples").glob("*tokenize*.json"))
 BOS = 256
 MARKER = "TOPSECRET"
 
@@ -58,8 +57,8 @@ def detokenize(registry: Registry) -> vllm.Detokenize:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Registry:
     """The model that the recorded server had."""
     folder = tmp_path_factory.mktemp("qwen3")
-    source = DATA / "tokenizers" / "qwen3"
-    (folder / "tokenizer.json").write_bytes(lzma.decompress((source / "tokenizer.json.xz").read_bytes()))
+    source = SHARED / "tokenizers" / "qwen3"
+    (folder / "tokenizer.json").write_bytes(tokenizer_json("qwen3"))
     for name in ("tokenizer_config.json", "config.json"):
         (folder / name).write_bytes((source / name).read_bytes())
     return registry_of(f"qwen3={folder}")
@@ -269,6 +268,19 @@ def test_many_errors_are_cut(detokenize: vllm.Detokenize) -> None:
     assert message.endswith("\n  ...and 990 more errors")
     assert len(message.splitlines()) == 12
     assert len(send(detokenize, {"tokens": [10**4000]}).body) < 1000
+
+
+@pytest.mark.parametrize("wrong", ["1", "-1", '"x"', "[1]", "{}"])
+def test_large_bodies_stop_at_the_first_mistake(
+    tokenize: vllm.Tokenize, detokenize: vllm.Detokenize, wrong: str
+) -> None:
+    """A mistake takes more memory than its bytes, so that a large body full of them gets one complaint for a list."""
+    many = ",".join([wrong] * 100_000).encode()
+    chat = orjson.loads(send(tokenize, b'{"messages":[%b],"tools":[%b]}' % (many, many)).body)["error"]
+    assert chat["message"].startswith("3 validation errors:")
+    answer = send(detokenize, b'{"tokens":[%b]}' % many)
+    assert answer.status == (200 if wrong == "1" else 400)
+    assert wrong == "1" or b"1 validation error:" in answer.body
 
 
 @pytest.mark.parametrize(
