@@ -61,3 +61,6 @@ def version(argv: Sequence[str]) -> int:
 
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"serve": serve, "inspect": inspect, "version": version}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -17,6 +17,12 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"sidetok {__version__}\n" * 2
 
 
+def test_it_runs_as_a_module() -> None:
+    """`python -m service.cli` is the same command, for a checkout that is not installed."""
+    command = [sys.executable, "-m", "service.cli", "version"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"sidetok {__version__}\n"
+
+
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     """`sidetok --help` lists the commands on standard output and exits with 0."""
     assert main(["--help"]) == 0
