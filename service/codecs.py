@@ -3,8 +3,8 @@
 JSON          text as strings, ids as numbers
 msgpack       text as str or bin (UTF-8), ids and offsets as bin: packed little-endian uint32
 octet-stream  one document per body (raw UTF-8), or with `batch=true`: uint32 count, count x uint32 byte lengths, then
-              the documents; options in the query string; the answer is packed ids, or sections (`X-Sidetok-Sections` gives
-              their byte lengths)
+              the documents; options in the query string; the answer is packed ids, or sections, whose byte lengths the
+              header `X-Sidetok-Sections` gives
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from numpy.typing import NDArray
 
 from dispatcher.errors import InvalidText
 from service.endpoint import Head
-from service.errors import InvalidBody, UnsupportedMediaType
+from service.errors import BodyTooLarge, InvalidBody, UnsupportedMediaType
 
 JSON = b"application/json"
 MSGPACK = b"application/msgpack"
 OCTETS = b"application/octet-stream"
 CODECS = {JSON: JSON, MSGPACK: MSGPACK, b"application/x-msgpack": MSGPACK, OCTETS: OCTETS}
 
+MAX_DOCUMENTS = 16_384
+"""In one request: each costs some kilobytes until the answer is written, however short it is."""
 MAX_QUERY_BYTES = 4096
+MAX_ACCEPT_BYTES = 256
 IDS_PER_PIECE = 65_536
 """Ids that are written as JSON in one go (about 0.5 ms); between pieces other threads get the interpreter."""
 
@@ -48,7 +51,15 @@ def request_codec(head: Head) -> bytes:
 
 def answer_codec(head: Head) -> bytes:
     """The codec of the answer: what `Accept` names if it names one of ours, else the codec of the request."""
-    return CODECS.get(head.accept) or CODECS.get(head.content_type or JSON) or JSON
+    named = CODECS.get(head.accept) or _first_accepted(head.accept[:MAX_ACCEPT_BYTES]) if head.accept else None
+    return named or CODECS.get(head.content_type or JSON) or JSON
+
+
+@lru_cache(maxsize=256)
+def _first_accepted(accept: bytes) -> bytes | None:
+    """The first of our codecs in an `Accept` header that names several media types, or gives them parameters."""
+    names = (part.partition(b";")[0].strip() for part in accept.lower().split(b","))
+    return next((CODECS[name] for name in names if name in CODECS), None)
 
 
 def read_fields(head: Head, body: bytes, content: str) -> Fields:
@@ -72,11 +83,13 @@ def read_json(body: bytes) -> Any:
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
+        if "UTF-8:" in error.msg:
+            raise InvalidText("The body is not UTF-8.") from None
         if "surrogate" in error.msg:
             raise InvalidText(
-                f"A string of the body has a lone surrogate (at byte {error.pos}); it is no Unicode text."
+                f"A string of the body has a lone surrogate (at character {error.pos}); it is no Unicode text."
             ) from None
-        raise InvalidBody(f"The body is not JSON: {error.msg} at byte {error.pos}.") from None
+        raise InvalidBody(f"The body is not JSON: {error.msg} at character {error.pos}.") from None
 
 
 def read_msgpack(body: bytes) -> Any:
@@ -114,7 +127,7 @@ def _typed(value: str) -> Any:
     return value
 
 
-def frames(body: bytes) -> list[memoryview]:
+def frames(body: bytes) -> tuple[memoryview, ...]:
     """Split a batch body: uint32 count, that many uint32 lengths in bytes, then the documents, end to end."""
     if len(body) < 4:
         raise InvalidBody("A batch body starts with its number of documents as uint32.")
@@ -122,11 +135,18 @@ def frames(body: bytes) -> list[memoryview]:
     start = 4 + 4 * count
     if start > len(body):
         raise InvalidBody(f"The batch body names {count} documents but ends inside their lengths.")
+    check_count(count)
     bounds = start + np.concatenate([[0], np.cumsum(np.frombuffer(body, "<u4", count, 4), dtype=np.int64)])
     if bounds[-1] != len(body):
         raise InvalidBody(f"The lengths of the batch body add up to {bounds[-1]} bytes, but it has {len(body)}.")
     view = memoryview(body)
-    return [view[a:b] for a, b in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)]
+    return tuple(view[a:b] for a, b in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True))
+
+
+def check_count(n_documents: int) -> None:
+    """Raise `BodyTooLarge` for more documents than one request may have."""
+    if n_documents > MAX_DOCUMENTS:
+        raise BodyTooLarge(f"A request has at most {MAX_DOCUMENTS} documents, not {n_documents}; split it.")
 
 
 def text_of(value: Any, where: str) -> str:

@@ -19,6 +19,7 @@ from service.codecs import (
     Fields,
     answer_codec,
     array_json,
+    check_count,
     ids_json,
     ids_of,
     read_fields,
@@ -53,22 +54,23 @@ class Encode:
         if "text" not in fields:
             raise InvalidBody("`text` is missing.", "text")
         text = fields.pop("text")
+        is_batch = isinstance(text, list | tuple)
+        if is_batch:
+            check_count(len(text))
         model = self._registry.resolve(_model_name(fields))
         documents = (
-            [text_of(item, f"text[{i}]") for i, item in enumerate(text)]
-            if isinstance(text, list)
-            else [text_of(text, "text")]
+            [text_of(item, f"text[{i}]") for i, item in enumerate(text)] if is_batch else [text_of(text, "text")]
         )
         options = encode_options(tuple(fields.items()), self.count_only)
         request = EncodeRequest(model.name, model.ready_tokenizer, documents, options, len(body))
-        request.is_batch = isinstance(text, list)
+        request.is_batch = is_batch
         return request
 
     def write(self, head: Head, request: Request, result: Result) -> Answer:
         """See `service.endpoint.Endpoint`."""
         assert isinstance(request, EncodeRequest)
         codec = answer_codec(head)
-        return Answer(*_ENCODE_WRITERS[codec](request, result))  # type: ignore[arg-type]
+        return Answer(*_ENCODE_WRITERS[codec](request, result))
 
     def fail(self, head: Head, error: SidetokError) -> Answer:
         """See `service.endpoint.Endpoint`."""
@@ -94,11 +96,16 @@ class Decode:
         if "ids" not in fields:
             raise InvalidBody("`ids` is missing.", "ids")
         ids = fields["ids"]
-        skip = fields.get("skip_special_tokens", True)
+        skip = fields.get("skip_special_tokens")
+        if skip is None:
+            skip = True
         if not isinstance(skip, bool):
             raise InvalidBody("`skip_special_tokens` is true or false.", "skip_special_tokens")
         model = self._registry.resolve(_model_name(fields))
-        is_batch = isinstance(ids, list) and bool(ids) and not isinstance(ids[0], int)
+        # An empty list is one empty sequence, an empty batch body is an empty batch.
+        is_batch = isinstance(ids, tuple) or (isinstance(ids, list) and bool(ids) and not isinstance(ids[0], int))
+        if is_batch:
+            check_count(len(ids))
         sequences = [ids_of(item, f"ids[{i}]") for i, item in enumerate(ids)] if is_batch else [ids_of(ids, "ids")]
         request = DecodeRequest(model.name, model.ready_tokenizer, sequences, skip, len(body))
         request.is_batch = is_batch

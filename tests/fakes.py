@@ -17,10 +17,15 @@ from numpy.typing import NDArray
 from dispatcher.admission import Slot
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.job import Job
+from dispatcher.options import DispatcherOptions
 from dispatcher.request import DecodeRequest, EncodedDocument, EncodeOptions, EncodeRequest, Request, Result
-from dispatcher.tokenizer import Tokenizer
+from dispatcher.tokenizer import Tokenizer, TokenizerCounts
 from gpu_core.errors import SidetokError
 from gpu_core.spec import read_spec
+from service.endpoint import Answer, Endpoint
+from service.head import check_head, read_head
+from service.options import ServiceOptions
+from service.registry import Registry
 
 LIMIT_S = 20.0
 """How long a test waits for what must happen; reaching it fails the test, so nothing depends on its value."""
@@ -68,14 +73,6 @@ TINY_TOKENIZER = json.dumps(
     }
 ).encode()
 """A tokenizer.json that every reader accepts: three words."""
-
-
-@dataclass
-class FakeCounters:
-    """What a tokenizer counts."""
-
-    guarded: dict[str, int] = field(default_factory=dict)
-    engine_faults: int = 0
 
 
 class FakeTokenizer(Tokenizer):
@@ -140,9 +137,28 @@ class FakeTokenizer(Tokenizer):
         """See `Tokenizer`."""
         return ["".join(chr(i) for i in sequence.tolist()) for sequence in sequences]
 
-    def counters(self) -> Any:
+    def counters(self) -> TokenizerCounts:
         """See `Tokenizer`."""
-        return FakeCounters()
+        return TokenizerCounts({"fake": len(self.seen)}, {}, 0)
+
+
+class FakeRegistry(Registry):
+    """Models with the tokenizers of the test, the first one being the default. Nothing is loaded."""
+
+    def __init__(self, aliases: tuple[str, ...] = (), **tokenizers: Tokenizer) -> None:
+        names = tuple(f"{name}=no file" for name in tokenizers)
+        super().__init__(ServiceOptions(model=names, alias=aliases), DispatcherOptions())
+        self.loading: Gate | None = None
+        """Where `load_all` waits, if anywhere."""
+        for model in self.models():
+            model.tokenizer = tokenizers[model.name]
+            model.max_model_len = 1000
+            model.state = "ready"
+
+    def load_all(self) -> None:
+        """See `Registry`."""
+        if self.loading is not None:
+            self.loading.go_through()
 
 
 class FakeLoop:
@@ -321,3 +337,20 @@ class FakeSend:
         """Whether the answer was sent to its end."""
         last = self.messages[-1] if self.messages else {"type": ""}
         return last["type"] == "http.response.body" and not last.get("more_body", False)
+
+
+def ask(endpoint: Endpoint, body: bytes, query: bytes = b"", **headers: str) -> Answer:
+    """The answer of an endpoint without a server. Underscores in header names stand for dashes."""
+    named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    head = read_head("/v1/encode", query, named)
+    try:
+        check_head(head)
+        request = endpoint.read(head, body)
+        result: Result
+        if isinstance(request, DecodeRequest):
+            result = request.tokenizer.decode(request.sequences, request.skip_special_tokens)
+        else:
+            result = request.tokenizer.encode(request.documents, request.options)
+        return endpoint.write(head, request, result)
+    except SidetokError as error:
+        return endpoint.fail(head, error)
