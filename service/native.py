@@ -36,6 +36,7 @@ _BOOLEANS = {
     "return_token_strings": "token_strings",
     "return_special_tokens_mask": "special_tokens_mask",
 }
+_EXTRAS = ("char_offsets", "byte_offsets", "token_strings", "special_tokens_mask")
 _ENCODE_FIELDS = {*_BOOLEANS, "model", "text", "max_tokens", "truncation_side"}
 _DECODE_FIELDS = {"model", "ids", "skip_special_tokens"}
 
@@ -188,34 +189,25 @@ def _refuse_unknown(fields: Fields, known: set[str]) -> None:
             raise InvalidBody(f"There is no such field here; known fields: {', '.join(sorted(known))}.", "body")
 
 
-def _columns(request: EncodeRequest, document: EncodedDocument) -> Fields:
+def _columns(options: EncodeOptions) -> list[str]:
     """What was asked for beside ids and count, by its name in the answer."""
-    options = request.options
-    asked: Fields = {}
-    if options.max_tokens is not None:
-        asked["truncated"] = document.truncated
-    for name in ("char_offsets", "byte_offsets", "token_strings", "special_tokens_mask"):
-        if getattr(options, name):
-            asked[name] = getattr(document, name)
-    return asked
+    names = ["truncated"] if options.max_tokens is not None else []
+    return names + [name for name in _EXTRAS if getattr(options, name)]
 
 
 def _fields(
     request: EncodeRequest, result: list[EncodedDocument], ids: Callable[[bytes], Any], array: Callable[[Any], Any]
 ) -> Fields:
     """The answer as named fields; lists of values for a batch."""
-    rows = []
-    for document in result:
-        row: Fields = {"count": document.n_tokens}
-        if not request.options.count_only:
-            row["ids"] = ids(document.ids)
-        for name, value in _columns(request, document).items():
-            row[name] = array(value) if isinstance(value, np.ndarray) else value
-        rows.append(row)
+    columns: Fields = {"count": [document.n_tokens for document in result]}
+    if not request.options.count_only:
+        columns["ids"] = [ids(document.ids) for document in result]
+    for name in _columns(request.options):
+        values = [getattr(document, name) for document in result]
+        columns[name] = [array(value) if isinstance(value, np.ndarray) else value for value in values]
     if not request.is_batch:
-        return {"model": request.model, **rows[0]}
-    names = rows[0] if rows else ("count",) if request.options.count_only else ("count", "ids")
-    return {"model": request.model, **{name: [row[name] for row in rows] for name in names}}
+        columns = {name: column[0] for name, column in columns.items()}
+    return {"model": request.model, **columns}
 
 
 def _write_json(request: EncodeRequest, result: list[EncodedDocument]) -> tuple[bytes, bytes]:
@@ -239,9 +231,8 @@ def _write_octets(
         sections["counts"] = np.array([document.n_tokens for document in result], "<u4").tobytes()
     if not options.count_only:
         sections["ids"] = result[0].ids if len(result) == 1 else b"".join([document.ids for document in result])
-    columns = [_columns(request, document) for document in result]
-    for name in columns[0] if columns else ():
-        sections[name] = _section(name, [column[name] for column in columns])
+    for name in _columns(options):
+        sections[name] = _section(name, [getattr(document, name) for document in result])
     if len(sections) == 1:
         return next(iter(sections.values())), OCTETS, 200, []
     sizes = ",".join(f"{name}={len(section)}" for name, section in sections.items())
