@@ -31,7 +31,7 @@ LONG_RUN = 10_000
 MAX_OVERLAPS = 2_000
 N_VOCABULARY_CASES = 6_000
 N_RANDOM_CASES = 3_000
-CODE_POINT_STRIDE = 29
+CODE_POINT_STRIDE = 7
 
 
 def proof_cases(spec: TokenizerSpec, decode: Decode) -> Iterator[tuple[str, str]]:
@@ -177,7 +177,7 @@ def _normalization(tokens: tuple[AddedToken, ...]) -> Cases:
 
 
 def _vocabulary(spec: TokenizerSpec, decode: Decode) -> Cases:
-    """Entries of the vocabulary as documents of their own and in rows: merges, and entries that merging does not reach."""
+    """Entries of the vocabulary, alone and in rows: merges, and entries that merging does not reach."""
     step = max(1, spec.vocab_size // N_VOCABULARY_CASES)
     entries = decode([[i] for i in range(0, spec.vocab_size, step)])
     yield from entries

@@ -26,6 +26,8 @@ class SpecialTokens(NamedTuple):
 def learn_special_tokens(reference: ReferenceEngine, spec: TokenizerSpec) -> SpecialTokens | None:
     """The fixed ids around every document; None when the post-processor does anything else."""
     texts = (*PROBES, *(f"a{token.content}" for token in spec.added_tokens[:8]))
+    if any(reference.encode(text) != reference.encode_bare(text) for text in texts):
+        return None
     with_and_without = [(_with_special_tokens(reference, text), reference.encode(text)) for text in texts]
     first, plain = with_and_without[0]
     start = first.find(plain) if plain else -1

@@ -62,9 +62,11 @@ class Tokenizer:
 
         Documents that the engine may not or could not answer are answered by the reference.
         """
-        special_tokens = self._special_tokens if options.add_special_tokens else _NONE
+        special_tokens = self._special_tokens
         if special_tokens is None or not options.ids_only:
             return [self._count_reference(document, options) for document in documents]
+        if not options.add_special_tokens:
+            special_tokens = _NONE
         if special_tokens.before or special_tokens.after or options.max_tokens is not None or options.count_only:
             room = room_for(options, special_tokens.n_tokens)
             return [

@@ -1,13 +1,12 @@
 """Pattern families, recognised by what the split regexes say and never by a model's name.
 
 A family stands for one exact set of split rules, so that a kernel written for it is exact for every file of the family.
-A regex is cut into its top-level branches, each branch is looked up by its text after harmless differences of spelling
-were removed, and the sequence of branch names decides. One unknown branch makes the family `other`.
+A regex is cut into its top-level branches, each branch is looked up by its text, and the sequence of branch names
+decides. One unknown branch makes the family `other`; so does a possessive quantifier, which can change what matches.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 BRANCHES: dict[str, str] = {
@@ -41,13 +40,19 @@ BRANCHES: dict[str, str] = {
 }
 """Every branch that a family is made of, as it is usually written."""
 
-_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}%s]"
-_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}%s]"
-for _suffix, _but in (("", ""), ("_not_han", r"&&[^\p{Han}]")):
-    for _tail, _contraction in (("", ""), ("_contraction", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?")):
-        _lead, _u, _l = r"[^\r\n\p{L}\p{N}]?", _UPPER % _but, _LOWER % _but
-        BRANCHES[f"{_lead}{_u}*{_l}+{_contraction}"] = f"lower_word{_suffix}{_tail}"
-        BRANCHES[f"{_lead}{_u}+{_l}*{_contraction}"] = f"upper_word{_suffix}{_tail}"
+
+def _cased_words() -> dict[str, str]:
+    """The two branches for words that split between lower and upper case, in each variant."""
+    branches = {}
+    for but, but_name in (("", ""), (r"&&[^\p{Han}]", "_not_han")):
+        upper, lower = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]", rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]"
+        for tail, tail_name in (("", ""), ("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "_contraction")):
+            branches[rf"[^\r\n\p{{L}}\p{{N}}]?{upper}*{lower}+{tail}"] = f"lower_word{but_name}{tail_name}"
+            branches[rf"[^\r\n\p{{L}}\p{{N}}]?{upper}+{lower}*{tail}"] = f"upper_word{but_name}{tail_name}"
+    return branches
+
+
+BRANCHES |= _cased_words()
 
 _TAIL = "newlines blanks_but_last blanks"
 _GPT2 = "'s 't 're 've 'm 'll 'd letters numbers others blanks_but_last blanks"
@@ -104,9 +109,8 @@ def branches_of(regex: str) -> list[str]:
 
 
 def _spelling(branch: str) -> str:
-    """The branch without differences of spelling that change no match: real CR and LF, possessive quantifiers."""
-    branch = branch.replace("\r", r"\r").replace("\n", r"\n")
-    return re.sub(r"(?<=[\]}])([?+*])\+", r"\1", branch)
+    """The branch with CR and LF escaped; files have them either way."""
+    return branch.replace("\r", r"\r").replace("\n", r"\n")
 
 
 _NAMES = {_spelling(text): name for text, name in BRANCHES.items()}

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Write dispatcher/data/gigatoken_guard.txt: the code points on which gigatoken and the reference disagree.
 
-Every code point is put between characters of each class, for every pattern family, and the two engines' ids are compared.
-The vocabulary is synthetic: each byte, and merges of a byte with the context's characters, so that the ids show where a
-text was split. Marks around the code point show how NFC composes and orders it, and pairs of code points what it composes.
-What fastokens does with the same texts is reported too. Takes half an hour of CPU; the table changes only with a library.
+Every code point is put between characters of each class, for every pattern family, and the two engines' ids are
+compared. The vocabulary is synthetic: each byte, and merges of a byte with the context's characters, so that the ids
+show where a text was split. Marks around the code point show how NFC composes and orders it, and pairs of code points
+what it composes. What fastokens does with the same texts is reported too. Takes half an hour of CPU; the table changes
+only with a library.
 
 Usage: scripts/make_guard_table.py [--processes N]
 """

@@ -61,8 +61,8 @@ def _without_holes(text: str) -> str | None:
     """The file with unreachable entries at unused ids; None when there are none to fill."""
     file = json.loads(text)
     vocab = file["model"]["vocab"]
-    used = set(vocab.values()) | {token["id"] for token in file.get("added_tokens") or []}
-    holes = [i for i in range(max(used, default=-1)) if i not in used]
+    used = set(vocab.values())
+    holes = set(range(max(used, default=-1))) - used
     if not holes or len(holes) > len(used):
         return None
     vocab |= {f"\ue000unused {i}\ue000": i for i in holes}

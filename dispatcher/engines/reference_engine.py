@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from importlib.metadata import version
 
 import numpy as np
@@ -38,12 +37,15 @@ class ReferenceEngine:
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.n_special_tokens: int = self.tokenizer.num_special_tokens_to_add(False)
-        self._without_post_processor: Tokenizer | None = None
-        self._lock = threading.Lock()
+        self._bare = _strip_post_processor(self.tokenizer)
 
     def encode(self, document: str) -> bytes:
         """The ids of the document, without special tokens."""
         return ids_of(self.tokenizer.encode_batch_fast([document], add_special_tokens=False)[0])
+
+    def encode_bare(self, document: str) -> bytes:
+        """The ids before the post-processor saw them: a template may repeat or drop them."""
+        return ids_of(self._bare.encode_batch_fast([document], add_special_tokens=False)[0])
 
     def guard(self, document: str) -> str | None:
         """Nothing is withheld from the judge."""
@@ -59,18 +61,11 @@ class ReferenceEngine:
             encode = self.tokenizer.encode_batch_fast if options.ids_only else self.tokenizer.encode_batch
             return encode([document], add_special_tokens=options.add_special_tokens)[0], False
         # The library truncates between the model and the post-processor.
-        encoding = self._bare().encode_batch([document], add_special_tokens=False)[0]
+        encoding = self._bare.encode_batch([document], add_special_tokens=False)[0]
         truncated = len(encoding) > room
         if truncated:
             _truncate(encoding, room, options.truncation_side)
         return self.tokenizer.post_process(encoding, None, options.add_special_tokens), truncated
-
-    def _bare(self) -> Tokenizer:
-        """The same tokenizer without its post-processor; the model is shared, not copied. Built at first use."""
-        with self._lock:
-            if self._without_post_processor is None:
-                self._without_post_processor = _strip_post_processor(self.tokenizer)
-            return self._without_post_processor
 
 
 def ids_of(encoding: Encoding) -> bytes:
@@ -104,6 +99,7 @@ def _truncate(encoding: Encoding, room: int, side: TruncationSide) -> None:
 
 
 def _strip_post_processor(tokenizer: Tokenizer) -> Tokenizer:
+    """The same tokenizer without its post-processor; the model is shared, not copied."""
     bare = Tokenizer(tokenizer.model)
     if tokenizer.normalizer is not None:
         bare.normalizer = tokenizer.normalizer
