@@ -41,6 +41,7 @@ class HotPath:
         """Answer one request, whatever happens, unless the client is gone."""
         start_ns = time.perf_counter_ns()
         head = read_head(scope["path"], scope["query_string"], scope["headers"])
+        receive = incoming = _Incoming(receive)
         outcome, model = "cancelled", ""
         try:
             slot = self._gate.enter(head)
@@ -51,7 +52,7 @@ class HotPath:
             await self._send(head, answer, send)
         except SidetokError as error:
             answer, outcome = self._gate.refusal(endpoint, head, error)
-            await self._refuse(head, answer, receive, send)
+            await self._refuse(head, answer, incoming, send)
         except _ClientGone:
             pass
         finally:
@@ -131,18 +132,18 @@ class HotPath:
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         await send({"type": "http.response.body", "body": answer.body, "more_body": more_body})
 
-    async def _refuse(self, head: Head, answer: Answer, receive: Receive, send: Send) -> None:
+    async def _refuse(self, head: Head, answer: Answer, incoming: _Incoming, send: Send) -> None:
         """Answer before the body was read, drop what the client still sends, then close the connection.
 
         A client that sent `Expect: 100-continue` sends nothing.
         """
         answer.headers.append((b"connection", b"close"))
-        expects = any(name == b"expect" for name, _ in head.headers)
-        await self._send(head, answer, send, more_body=not expects)
-        if not expects:
+        will_send = not incoming.complete and not any(name == b"expect" for name, _ in head.headers)
+        await self._send(head, answer, send, more_body=will_send)
+        if will_send:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LINGER_S):
-                    await _discard(receive)
+                    await _discard(incoming)
             await send({"type": "http.response.body", "body": b""})
 
 
@@ -150,11 +151,21 @@ class _ClientGone(Exception):
     """The client closed the connection before its answer."""
 
 
-async def _discard(receive: Receive) -> None:
+class _Incoming:
+    """`receive`, and whether it gave the end of the body."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.complete = False
+
+    async def __call__(self) -> Any:
+        message = await self._receive()
+        self.complete = not message.get("more_body", False)
+        return message
+
+
+async def _discard(incoming: _Incoming) -> None:
     """Read and drop the rest of a body, up to `LINGER_BYTES`."""
     n_bytes = 0
-    while n_bytes < LINGER_BYTES:
-        message = await receive()
-        n_bytes += len(message.get("body", b""))
-        if not message.get("more_body", False):
-            return
+    while n_bytes < LINGER_BYTES and not incoming.complete:
+        n_bytes += len((await incoming()).get("body", b""))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,10 +24,12 @@ from dispatcher.request import DecodeRequest, EncodedDocument, EncodeOptions, En
 from dispatcher.tokenizer import Tokenizer, TokenizerCounts
 from gpu_core.errors import SidetokError
 from gpu_core.spec import read_spec
+from service.app import App, make_app
 from service.endpoint import Answer, Endpoint
 from service.head import check_head, read_head
 from service.options import ServiceOptions
 from service.registry import Registry
+from service.state import Service
 
 LIMIT_S = 20.0
 """How long a test waits for what must happen; reaching it fails the test, so nothing depends on its value."""
@@ -281,13 +285,11 @@ class FakeReceive:
             {"type": "http.request", "body": chunk, "more_body": i + 1 < len(chunks)} for i, chunk in enumerate(chunks)
         )
         self.n_calls = 0
-        self._hung_up: Any = None
+        self._hung_up: asyncio.Event | None = None
         self._hangs_up = hangs_up
 
     async def __call__(self) -> dict[str, Any]:
         """The next message."""
-        import asyncio
-
         self.n_calls += 1
         if self._messages:
             return self._messages.popleft()
@@ -354,3 +356,117 @@ def ask(endpoint: Endpoint, body: bytes, query: bytes = b"", **headers: str) -> 
         return endpoint.write(head, request, result)
     except SidetokError as error:
         return endpoint.fail(head, error)
+
+
+class FakeTransport(asyncio.Transport):
+    """A connection whose other end is the test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = bytearray()
+        self.closed = False
+        self.reading = True
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Keep what is written, unless the connection is closed, as asyncio does."""
+        if not self.closed:
+            self.written += data
+
+    def close(self) -> None:
+        """Close once."""
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        """Whether `close` was called."""
+        return self.closed
+
+    def pause_reading(self) -> None:
+        """The protocol wants no more data."""
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        """The protocol wants data again."""
+        self.reading = True
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Nothing is known about the peer."""
+        return default
+
+
+class Running:
+    """A service with its app inside the running event loop, without sockets."""
+
+    def __init__(self, service: Service, app: App) -> None:
+        self.service = service
+        self.app = app
+        self.admission = service.dispatcher.admission
+
+    async def call(
+        self,
+        path: str,
+        *chunks: bytes,
+        query: bytes = b"",
+        method: str = "POST",
+        receive: FakeReceive | None = None,
+        **headers: str,
+    ) -> FakeSend:
+        """One request through ASGI. Underscores in header names stand for dashes."""
+        named = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "root_path": "",
+            "scheme": "http",
+            "query_string": query,
+            "headers": named,
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 80),
+        }
+        send = FakeSend()
+        await self.app(scope, receive or FakeReceive(*(chunks or (b"",))), send)
+        return send
+
+    def requests(self) -> dict[tuple[str, str], int]:
+        """Requests counted by now, by model and outcome."""
+        return {(model, outcome): h.n for (model, _, outcome), h in self.service.meter.durations.items()}
+
+
+@contextlib.asynccontextmanager
+async def running(
+    registry: Registry, service: ServiceOptions | None = None, work: DispatcherOptions | None = None
+) -> AsyncIterator[Running]:
+    """A service with these models; nothing is in flight when it is left."""
+    made = Service(service or ServiceOptions(), work or DispatcherOptions(cpu_workers=2), registry)
+    app = make_app(made)
+    loaded = made.start()
+    try:
+        if getattr(registry, "loading", None) is None:
+            await loaded
+        yield Running(made, app)
+        await eventually(lambda: made.dispatcher.n_in_flight == 0)
+        assert (made.dispatcher.admission.n_requests, made.dispatcher.admission.n_bytes) == (0, 0)
+        assert made.gate.uploads == {}
+    finally:
+        made.close()
+
+
+async def eventually(happened: Callable[[], bool]) -> None:
+    """Let the loop turn until something happened."""
+    limit_s = time.monotonic() + LIMIT_S
+    while not happened():
+        assert time.monotonic() < limit_s, "what the test waits for did not happen"
+        await asyncio.sleep(0.001)
+
+
+def run(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run an asynchronous test."""
+
+    async def limited() -> None:
+        async with asyncio.timeout(2 * LIMIT_S):
+            await coroutine
+
+    asyncio.run(limited())

@@ -58,9 +58,8 @@ def _raw(value: str | list[int]) -> bytes:
 
 
 def _packed(value: Ids) -> Any:
-    if value and isinstance(value[0], list):
-        return [_raw(item) for item in value]  # type: ignore[arg-type]
-    return _raw(value)  # type: ignore[arg-type]
+    rows = [_raw(item) for item in value if isinstance(item, list)]
+    return rows or _raw([item for item in value if isinstance(item, int)])
 
 
 def _unpacked(name: str, value: Any) -> Any:
