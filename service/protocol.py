@@ -8,9 +8,11 @@ answered, and has the attributes that it reads there.
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from dispatcher.admission import Slot
@@ -20,6 +22,8 @@ from service.endpoint import Answer, Endpoint, Head
 from service.gate import Gate
 from service.head import read_head
 from service.hot import LINGER_BYTES, LINGER_S
+
+log = logging.getLogger("sidetok.protocol")
 
 MAX_HEAD_BYTES = 65_536
 _HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -183,7 +187,16 @@ class Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the client. A head that does not end is refused: the parser would collect it without bound."""
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self._decline(data[offer.args[0] :])
+            return
+        except httptools.HttpParserError:
+            log.warning("invalid HTTP")
+            self.send_400_response("Invalid HTTP request received.")
+            return
         if self.headers is self._seen_headers:
             return
         self._n_head_bytes += len(data)
@@ -193,6 +206,8 @@ class Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Choose the path. A request that is pipelined behind another goes through ASGI, which keeps the order."""
+        if self.parser.should_upgrade():
+            return
         self._seen_headers = self.headers
         self._n_head_bytes = 0
         if self.transport.is_closing():
@@ -217,10 +232,28 @@ class Protocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The end of the current request."""
+        if self.parser.should_upgrade():
+            return
         if isinstance(self.cycle, HotCycle):
             self.cycle.end()
         else:
             super().on_message_complete()
+
+    def _decline(self, rest: bytes) -> None:
+        """Go on without the protocol that the client offers (HTTP/2, by Java's): the parser stopped before the body."""
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self.send_400_response("There is no proxy here.")
+            return
+        tokens = [value.lower() for name, value in self.headers if name == b"connection"]
+        close = [(b"connection", b"close")] if b"close" in b",".join(tokens) else []
+        kept = [item for item in self.headers if item[0] not in (b"connection", b"upgrade", b"http2-settings")]
+        lines = [b"%b: %b" % item for item in kept + close]
+        head = [b"%b %b HTTP/1.1" % (method, self.url), *lines, b"", rest]
+        self.parser = httptools.HttpRequestParser(self)
+        # As uvicorn does: what follows a request that closes the connection is no error.
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.data_received(b"\r\n".join(head))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
