@@ -1,8 +1,8 @@
 """The shape of a hot endpoint: a pure translation between one wire format and the dispatcher's request type.
 
-`read`, `write` and `fail` run on a worker thread, never on the event loop (`fail` also runs there for refusals before the
-body was read, so it must be cheap). They do no I/O, keep no state between calls, and never put text of a document into
-an error.
+`read`, `write` and `fail` run on a worker thread, never on the event loop (`fail` also runs there for refusals before
+the body was read, so it must be cheap). They do no I/O, keep no state between calls, and never put text of a document
+into an error.
 """
 
 from __future__ import annotations

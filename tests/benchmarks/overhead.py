@@ -2,8 +2,9 @@
 
     python -m tests.benchmarks.overhead [--seconds 2] [--rounds 5] [--json FILE]
 
-All three run in one go, in turn, on the same machine, each in a server process of its own (uvicorn, uvloop, httptools), with one client
-process that keeps N connections busy. The figures are medians over the rounds; the ratios are to the bare echo at the same N.
+All three run in one go, in turn, on the same machine, each in a server process of its own (uvicorn, uvloop, httptools),
+with one client process that keeps N connections busy. The figures are medians over the rounds; the ratios are to the
+bare echo at the same N.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 TEXT = (
     "The cache was warm, yet the first token came late: 119,204 tokens of context had to be cut again. "
@@ -48,7 +50,9 @@ class Figure:
     cpu_us: float
 
 
-async def echo(scope: dict, receive: Callable, send: Callable) -> None:
+async def echo(
+    scope: dict[str, Any], receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
+) -> None:
     """The bare ASGI echo: the least that an HTTP service in Python can do."""
     message = await receive()
     body = message["body"]
@@ -162,7 +166,7 @@ def server(*command: str, port: int) -> Iterator[int]:
         process.wait(30)
 
 
-def _wait_until_ready(port: int, process: subprocess.Popen) -> None:
+def _wait_until_ready(port: int, process: subprocess.Popen[bytes]) -> None:
     until_s = time.monotonic() + 120
     while time.monotonic() < until_s:
         if process.poll() is not None:
@@ -216,9 +220,8 @@ def run(rounds: int, seconds: float) -> dict[str, dict[str, float]]:
 
 
 def _print_rows(n: int, figures: dict[str, list[Figure]], table: dict[str, dict[str, float]]) -> None:
-    print(
-        f"\n{n} connection{'s' * (n > 1)}: {'p50 us':>34} {'p99 us':>8} {'requests/s':>11} {'CPU us':>8} {'p50 ratio':>10} {'rate ratio':>11}"
-    )
+    columns = f"{'p50 us':>34} {'p99 us':>8} {'requests/s':>11} {'CPU us':>8} {'p50 ratio':>10} {'rate ratio':>11}"
+    print(f"\n{n} connection{'s' * (n > 1)}: {columns}")
     base: dict[str, float] = {}
     for name, rounds in figures.items():
         row = {field: statistics.median(getattr(f, field) for f in rounds) for field in Figure.__dataclass_fields__}
@@ -226,8 +229,8 @@ def _print_rows(n: int, figures: dict[str, list[Figure]], table: dict[str, dict[
         row["p50_ratio"], row["rate_ratio"] = row["p50_us"] / base["p50_us"], base["per_second"] / row["per_second"]
         table[f"{name} x{n}"] = row
         print(
-            f"  {name:<32} {row['p50_us']:>14.0f} {row['p99_us']:>8.0f} {row['per_second']:>11.0f} {row['cpu_us']:>8.1f} "
-            f"{row['p50_ratio']:>9.2f}x {row['rate_ratio']:>10.2f}x"
+            f"  {name:<32} {row['p50_us']:>14.0f} {row['p99_us']:>8.0f} {row['per_second']:>11.0f} "
+            f"{row['cpu_us']:>8.1f} {row['p50_ratio']:>9.2f}x {row['rate_ratio']:>10.2f}x"
         )
 
 

@@ -479,7 +479,8 @@ def test_cpu_time_is_counted_by_stage(lone: Rig) -> None:
     busy.read = lambda: (spin(0.03)(), read())[1]
     busy.write = lambda request, result: (spin(0.02)(), write(request, result))[1]
     failing = FakeJob(lone.tokenizer, "z", slot=lone.dispatcher.admission.admit(LONG))
-    failing.read = lambda: (spin(0.04)(), {}["no such request"])[1]
+    nothing: dict[str, Any] = {}
+    failing.read = lambda: (spin(0.04)(), nothing["no such request"])[1]
     lone.dispatcher.submit(busy)
     lone.dispatcher.submit(failing)
     lone.finish(busy, failing)
