@@ -29,3 +29,15 @@ class TokenizerFileError(CallerError):
 
 class UnsupportedTokenizer(CallerError):
     """A valid tokenizer that this engine or device cannot serve exactly; the message gives the reason."""
+
+
+class DeviceFault(InternalError):
+    """The device failed or stopped answering; only a new process can use it again. The CPU can serve the request."""
+
+
+class NoFreeContext(OverloadError):
+    """Every execution context that would fit holds results that somebody still uses."""
+
+
+class DeviceUnavailable(InternalError):
+    """There is no usable device, driver or CuPy, or not even the smallest size class fits its memory."""

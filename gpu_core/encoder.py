@@ -1,0 +1,299 @@
+"""Bytes to ids on a device: the public interface of the GPU core.
+
+    encoder = load(tokenizer_json)
+    encoding = encoder.encode([b"some text", b"more"])
+    encoding.ids(0)         -> uint32 array in pinned memory, not copied
+    encoding.needs_cpu      -> {document: reason}
+
+One thread at a time uses an encoder. Results are read when and where the caller likes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+
+from gpu_core.encoding import Encoding, Lease, PartResult, ResidentEncoding, Times, held
+from gpu_core.errors import DeviceUnavailable, NoFreeContext
+from gpu_core.execution import Device, ExecutionContext, OutOfDeviceMemory
+from gpu_core.ladder import Ladder, Part, Plan, SizeClass, size_classes, within_budget
+from gpu_core.layout import FLAG_IDS, FLAG_TOKEN_STARTS, REASONS
+from gpu_core.literals import device_literals
+from gpu_core.options import GpuOptions
+from gpu_core.safe_cut import SafeCuts
+from gpu_core.spec import TokenizerSpec, read_spec
+from gpu_core.tables import load_tables
+from gpu_core.waiting import AdaptiveWait, SpinWait, Waited, sharpen_sleep
+
+log = logging.getLogger("sidetok.gpu")
+
+NO_CUT = "a document longer than the largest size class without a place to cut it"
+JOINED_BYTES = 2048
+"""Documents of a shorter average are joined before they are copied: one copy costs less than many."""
+
+
+def load(data: bytes, options: GpuOptions | None = None) -> Encoder:
+    """An encoder for the bytes of a tokenizer.json, on the GPU.
+
+    Raises `TokenizerFileError`, `UnsupportedTokenizer` when the device cannot serve the tokenizer exactly, and
+    `DeviceUnavailable` when there is no usable GPU.
+    """
+    options = options or GpuOptions()
+    spec = read_spec(data)
+    tables = load_tables(data, spec, Path(options.cache_dir) if options.cache_dir else None)
+    try:
+        from gpu_core.device import CudaDevice
+    except ImportError as error:
+        raise DeviceUnavailable(f"CuPy cannot be imported: {error}") from None
+    return Encoder(spec, CudaDevice(tables, options), options)
+
+
+@dataclass(slots=True)
+class _Replay:
+    """One replay on its way."""
+
+    lease: Lease
+    n_bytes: int
+    n_documents: int
+    flags: int
+    resident: bool = False
+    launched_ns: int = 0
+
+
+class Encoder:
+    """A ladder of execution contexts on one device, for one tokenizer."""
+
+    def __init__(self, spec: TokenizerSpec, device: Device, options: GpuOptions) -> None:
+        """Set up every size class, largest first; without memory for all of them, those that fit, and a warning."""
+        self.spec, self.device, self.options = spec, device, options
+        self._cuts = SafeCuts(spec.pattern_family, device_literals(spec), bool(spec.normalizers))
+        self._adaptive, self._spin = AdaptiveWait(), SpinWait()
+        if options.wait == "adaptive":
+            sharpen_sleep()
+        contexts = _set_up(device, options)
+        self.ladder = Ladder(tuple(contexts))
+        self._free = [contexts[size] for size in self.ladder.classes]
+
+    def encode(
+        self, documents: Sequence[bytes | memoryview], *, count_only: bool = False, token_starts: bool = False
+    ) -> Encoding:
+        """Ids of documents of UTF-8, without special tokens around them.
+
+        `count_only`: no ids. `token_starts`: the byte position of each token, too. Raises `NoFreeContext` when held
+        results occupy every context that fits, and `DeviceFault`.
+        """
+        flags = self._flags(count_only, token_starts)
+        lengths = [len(document) for document in documents]
+        n_bytes = sum(lengths)
+        if self.ladder.fitting(n_bytes, len(documents)) == len(self._free):
+            return self._encode_parts(documents, flags)
+        times = Times()
+        replay = _Replay(self.lease(n_bytes, len(documents)), n_bytes, len(documents), flags)
+        _fill(replay.lease.context, documents, lengths, times)
+        return self._run(replay, times)
+
+    def encode_resident(
+        self, documents: Sequence[bytes | memoryview], *, token_starts: bool = False
+    ) -> ResidentEncoding:
+        """The same with results that stay on the device. Raises `ValueError` for more than the largest size class."""
+        lengths = [len(document) for document in documents]
+        n_bytes, n_documents = sum(lengths), len(documents)
+        if self.ladder.fitting(n_bytes, n_documents) == len(self._free):
+            raise ValueError("a resident result is that of one replay; this is more than the largest size class")
+        times = Times()
+        flags = self._flags(False, token_starts)
+        replay = _Replay(self.lease(n_bytes, n_documents), n_bytes, n_documents, flags, resident=True)
+        context = replay.lease.context
+        _fill(context, documents, lengths, times)
+        self._launch(replay, times)
+        needs_cpu = {document: REASONS[reason] for document, reason in self._await(replay, times).items()}
+        n_tokens = context.n_tokens()
+        return ResidentEncoding(
+            context.device_array("ids", n_tokens, replay.lease),
+            context.device_array("document_tokens", n_documents + 1, replay.lease),
+            context.device_array("token_starts", n_tokens, replay.lease) if token_starts else None,
+            n_tokens,
+            needs_cpu,
+            times,
+        )
+
+    def lease(self, n_bytes: int, n_documents: int) -> Lease:
+        """A free context of the smallest class that holds so much; its `text` can be filled without another copy."""
+        for free in self._free[self.ladder.fitting(n_bytes, n_documents) :]:
+            if free:
+                return Lease(free)
+        raise NoFreeContext("all execution contexts of a fitting size are in use; release results, or ask for more")
+
+    def replay(
+        self, lease: Lease, n_bytes: int, n_documents: int, *, count_only: bool = False, token_starts: bool = False
+    ) -> Encoding:
+        """Encode what the caller wrote into the leased context's `text` and `document_starts`."""
+        return self._run(_Replay(lease, n_bytes, n_documents, self._flags(count_only, token_starts)), Times())
+
+    def plan(self, documents: Sequence[bytes | memoryview]) -> Plan:
+        """How a batch beyond the largest class is taken apart."""
+        return self.ladder.plan(
+            [len(document) for document in documents],
+            lambda document, low, high: self._cuts.last_before(documents[document], low, high),
+        )
+
+    def _flags(self, count_only: bool, token_starts: bool) -> int:
+        if token_starts and not self.options.token_starts:
+            raise ValueError("token starts need the option token_starts, which makes room for them")
+        return (0 if count_only else FLAG_IDS) | (FLAG_TOKEN_STARTS if token_starts else 0)
+
+    def _run(self, replay: _Replay, times: Times) -> Encoding:
+        self._launch(replay, times)
+        reasons = self._await(replay, times)
+        needs_cpu = {document: REASONS[reason] for document, reason in reasons.items()}
+        return Encoding([_take(replay)], None, replay.n_documents, needs_cpu, times)
+
+    def _launch(self, replay: _Replay, times: Times) -> None:
+        replay.launched_ns = time.perf_counter_ns()
+        replay.lease.context.launch(replay.n_bytes, replay.n_documents, replay.flags, replay.resident)
+        times.launch_ns += time.perf_counter_ns() - replay.launched_ns
+
+    def _await(self, replay: _Replay, times: Times) -> dict[int, int]:
+        """Wait until a replay is complete; document -> reason for those that need the CPU."""
+        context = replay.lease.context
+        times.add_wait(self._wait(context, replay))
+        if not context.any_flagged():
+            return {}
+        words = context.reasons(replay.n_documents)
+        return {int(document): int(words[document]) for document in np.flatnonzero(words)}
+
+    def _wait(self, context: ExecutionContext, replay: _Replay) -> Waited:
+        if self.options.wait == "block":
+            begin = time.perf_counter_ns()
+            context.block()
+            end = time.perf_counter_ns()
+            return Waited(end - replay.launched_ns, end - begin, 0)
+        waiter = self._adaptive if self.options.wait == "adaptive" else self._spin
+        return waiter.wait(context.done, context.alive, replay.n_bytes, replay.launched_ns)
+
+    def _encode_parts(self, documents: Sequence[bytes | memoryview], flags: int) -> Encoding:
+        """Several replays: while the device works on one, the host fills the next."""
+        plan = self.plan(documents)
+        run = _Parts(self, plan, documents)
+        for number, part in enumerate(plan.parts):
+            run.start(number, part, flags)
+        return run.finish()
+
+
+class _Parts:
+    """The replays of one call that is larger than a size class."""
+
+    def __init__(self, encoder: Encoder, plan: Plan, documents: Sequence[bytes | memoryview]) -> None:
+        self._encoder, self._plan = encoder, plan
+        self._documents = [memoryview(document) for document in documents]
+        self._times = Times()
+        self._on_the_way: deque[_Replay] = deque()
+        self._results: list[PartResult] = []
+        self._n_detached = 0
+        self._needs_cpu = dict.fromkeys(plan.uncut, NO_CUT)
+        self._pieces: list[list[tuple[int, int, int]]] = [[] for _ in documents]
+
+    def start(self, number: int, part: Part, flags: int) -> None:
+        for place, piece in enumerate(part.pieces):
+            self._pieces[piece.document].append((number, place, piece.start))
+        texts = [self._documents[piece.document][piece.start : piece.end] for piece in part.pieces]
+        replay = _Replay(self._lease(part), part.n_bytes, len(texts), flags)
+        _fill(replay.lease.context, texts, [len(text) for text in texts], self._times)
+        self._encoder._launch(replay, self._times)
+        self._on_the_way.append(replay)
+
+    def finish(self) -> Encoding:
+        while self._on_the_way:
+            self._finish_oldest()
+        return Encoding(self._results, self._pieces, len(self._documents), self._needs_cpu, self._times)
+
+    def _lease(self, part: Part) -> Lease:
+        """A free context; if there is none, results of this call are copied to get one back."""
+        while True:
+            try:
+                return self._encoder.lease(part.n_bytes, len(part.pieces))
+            except NoFreeContext:
+                if self._n_detached == len(self._results):
+                    if not self._on_the_way:
+                        raise
+                    self._finish_oldest()
+                self._results[self._n_detached].detach()
+                self._n_detached += 1
+
+    def _finish_oldest(self) -> None:
+        replay = self._on_the_way.popleft()
+        part = self._plan.parts[len(self._results)]
+        for place, reason in self._encoder._await(replay, self._times).items():
+            self._needs_cpu[part.pieces[place].document] = REASONS[reason]
+        self._results.append(_take(replay))
+
+
+def _set_up(device: Device, options: GpuOptions) -> dict[SizeClass, list[ExecutionContext]]:
+    """Contexts of every class, the largest captured first; without memory for all, the largest are left out."""
+    wanted = size_classes(options)
+    allowed = within_budget(wanted, options)
+    while allowed:
+        contexts: dict[SizeClass, list[ExecutionContext]] = {}
+        if all(_add_context(device, size, contexts) for size in reversed(allowed)):
+            for size in allowed:
+                while len(contexts[size]) < options.contexts_per_class and _add_context(device, size, contexts):
+                    pass
+            _warn_of_less(options, wanted, contexts)
+            return contexts
+        contexts.clear()
+        allowed = allowed[:-1]
+    raise DeviceUnavailable("no memory on the device for even the smallest size class")
+
+
+def _add_context(device: Device, size: SizeClass, contexts: dict[SizeClass, list[ExecutionContext]]) -> bool:
+    try:
+        contexts.setdefault(size, []).append(device.context(size))
+    except OutOfDeviceMemory:
+        return False
+    return True
+
+
+def _warn_of_less(
+    options: GpuOptions, wanted: Sequence[SizeClass], contexts: dict[SizeClass, list[ExecutionContext]]
+) -> None:
+    if len(contexts) < len(wanted):
+        log.warning("device memory for %d of %d size classes", len(contexts), len(wanted))
+    for size, made in contexts.items():
+        if len(made) < options.contexts_per_class:
+            log.warning("device memory for only %d contexts of %d bytes", len(made), size.capacity)
+
+
+def _fill(context: ExecutionContext, documents: Sequence[bytes | memoryview], lengths: list[int], times: Times) -> None:
+    """Copy documents into the pinned memory of a context."""
+    begin = time.perf_counter_ns()
+    ends = list(accumulate(lengths, initial=0))
+    context.document_starts[: len(ends)] = ends
+    n_bytes = ends[-1]
+    if len(documents) > 1 and n_bytes < JOINED_BYTES * len(documents):
+        context.text[:n_bytes] = b"".join(documents)
+    else:
+        for start, end, document in zip(ends, ends[1:], documents, strict=False):
+            context.text[start:end] = document
+    times.fill_ns += time.perf_counter_ns() - begin
+
+
+def _take(replay: _Replay) -> PartResult:
+    """The results of a complete replay: views of its context, or only counts, and then the context is free."""
+    lease, context, flags = replay.lease, replay.lease.context, replay.flags
+    tokens = context.document_tokens[: replay.n_documents + 1].copy()
+    part = PartResult(tokens, lease=lease)
+    if flags & FLAG_IDS:
+        part.ids = held(context.ids[: tokens[-1]], lease)
+    if flags & FLAG_TOKEN_STARTS:
+        part.token_starts = held(context.token_starts[: tokens[-1]], lease)
+        part.text_starts = context.document_starts[: replay.n_documents].tolist()
+    if not flags:
+        part.release()
+    return part

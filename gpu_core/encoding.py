@@ -1,0 +1,174 @@
+"""Results of a call: views of pinned memory that nobody overwrites while somebody still holds one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpu_core.execution import ExecutionContext
+from gpu_core.waiting import Waited
+
+Ids = NDArray[np.uint32]
+
+
+class Lease:
+    """The right to use an execution context. It ends with `release`, or when nothing refers to the lease any more."""
+
+    __slots__ = ("_free", "context")
+
+    def __init__(self, free: list[ExecutionContext]) -> None:
+        self._free: list[ExecutionContext] | None = free
+        self.context = free.pop()
+
+    def release(self) -> None:
+        """Give the context back; arrays that were handed out from it may change from now on."""
+        free, self._free = self._free, None
+        if free is not None:
+            free.append(self.context)
+
+    def __del__(self) -> None:
+        self.release()
+
+
+class _Held:
+    """The memory of an array, together with the lease that keeps it from being overwritten."""
+
+    __slots__ = ("__array_interface__", "lease")
+
+    def __init__(self, array: Ids, lease: Lease) -> None:
+        self.__array_interface__ = array.__array_interface__
+        self.lease = lease
+
+
+def held(array: Ids, lease: Lease) -> Ids:
+    """A read-only view of the array; the lease lives as long as this or any view of it."""
+    view: Ids = np.asarray(_Held(array, lease))
+    view.flags.writeable = False
+    return view
+
+
+@dataclass(slots=True)
+class PartResult:
+    """What one replay answered, on the host."""
+
+    document_tokens: NDArray[np.uint32]
+    """Where the ids of each piece begin, and the end of the last."""
+    ids: Ids | None = None
+    token_starts: Ids | None = None
+    text_starts: list[int] = field(default_factory=list)
+    """Where each piece begins in the text of the part; only with token starts."""
+    lease: Lease | None = None
+
+    def detach(self) -> None:
+        """Copy the arrays, so that the context is free again."""
+        self.ids = None if self.ids is None else self.ids.copy()
+        self.token_starts = None if self.token_starts is None else self.token_starts.copy()
+        self.release()
+
+    def release(self) -> None:
+        """End the lease."""
+        if self.lease is not None:
+            self.lease.release()
+            self.lease = None
+
+
+@dataclass(slots=True)
+class Times:
+    """Nanoseconds of one call, summed over its replays."""
+
+    fill_ns: int = 0
+    launch_ns: int = 0
+    wait_ns: int = 0
+    slept_ns: int = 0
+    polled_ns: int = 0
+
+    def add_wait(self, waited: Waited) -> None:
+        """Count one wait."""
+        self.wait_ns += waited.total_ns
+        self.slept_ns += waited.slept_ns
+        self.polled_ns += waited.polled_ns
+
+
+class Encoding:
+    """The results of one call, by document."""
+
+    def __init__(
+        self,
+        parts: list[PartResult],
+        pieces: list[list[tuple[int, int, int]]] | None,
+        n_documents: int,
+        needs_cpu: dict[int, str],
+        times: Times,
+    ) -> None:
+        """`pieces[document]` are (part, place in it, first byte in the document); None: one part, in order."""
+        self.parts = parts
+        self.needs_cpu = needs_cpu
+        """Documents that the device does not answer, with the reason. They have no ids here."""
+        self.times = times
+        self._pieces = pieces
+        self._n_documents = n_documents
+
+    def __len__(self) -> int:
+        return self._n_documents
+
+    def n_tokens(self, document: int) -> int:
+        """Number of ids of a document."""
+        return sum(end - begin for _part, begin, end, _shift in self._spans(document))
+
+    def ids(self, document: int) -> Ids:
+        """Ids of a document: a view without a copy, unless the document was cut into several replays."""
+        return _joined([_asked(part.ids)[begin:end] for part, begin, end, _shift in self._spans(document)])
+
+    def token_starts(self, document: int) -> Ids:
+        """Byte position in the document of the first byte of each token."""
+        spans = self._spans(document)
+        return _joined([_asked(part.token_starts)[begin:end] - shift for part, begin, end, shift in spans])
+
+    def release(self) -> None:
+        """Give the execution contexts back now; arrays that were handed out may change from now on."""
+        for part in self.parts:
+            part.release()
+
+    def _spans(self, document: int) -> list[tuple[PartResult, int, int, np.uint32]]:
+        """(part, first id, end, what to take off token starts) of each piece of a document."""
+        if document in self.needs_cpu:
+            return []
+        pieces = [(0, document, 0)] if self._pieces is None else self._pieces[document]
+        spans = []
+        for number, place, first_byte in pieces:
+            part = self.parts[number]
+            begin, end = part.document_tokens[place : place + 2].tolist()
+            # Wraps around below 0, and back when it is taken off.
+            shift = (part.text_starts[place] - first_byte) & 0xFFFFFFFF if part.text_starts else 0
+            spans.append((part, begin, end, np.uint32(shift)))
+        return spans
+
+
+@dataclass(slots=True)
+class ResidentEncoding:
+    """Results that stayed on the device. The arrays speak `__cuda_array_interface__` and DLPack."""
+
+    ids: Any
+    """All ids, one document after the other."""
+    document_tokens: Any
+    """Where each document's ids begin, and the end of the last. Those of a document that needs the CPU mean nothing."""
+    token_starts: Any
+    """Byte position of each token in the text of the whole batch, or None."""
+    n_tokens: int
+    needs_cpu: dict[int, str]
+    times: Times
+
+
+def _asked(array: Ids | None) -> Ids:
+    if array is None:
+        raise ValueError("this was not asked for when the documents were encoded")
+    return array
+
+
+def _joined(rows: list[Ids]) -> Ids:
+    if len(rows) == 1:
+        return rows[0]
+    return np.concatenate(rows) if rows else np.zeros(0, np.uint32)

@@ -1,0 +1,72 @@
+"""What the encoder needs of a device: execution contexts. Those of a GPU are in `device.py`."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpu_core.ladder import SizeClass
+
+
+class OutOfDeviceMemory(Exception):
+    """There is no memory for another execution context."""
+
+
+class ExecutionContext(Protocol):
+    """Memory of one size class and what was captured over it. One replay at a time; results stay until the next."""
+
+    size: SizeClass
+    text: memoryview
+    """Pinned memory for the batch's text, writable."""
+    document_starts: NDArray[np.uint32]
+    """Pinned, writable: where each document begins, and behind the last one the length of the text."""
+    ids: NDArray[np.uint32]
+    """Pinned: the ids of the last replay unless they stayed on the device."""
+    token_starts: NDArray[np.uint32]
+    """Pinned: byte position of each token, if the context has room for them."""
+    document_tokens: NDArray[np.uint32]
+    """Pinned: where each document's ids begin, and behind the last one the number of ids."""
+
+    def launch(self, n_bytes: int, n_documents: int, flags: int, resident: bool) -> None:
+        """Start a replay over the text and document starts. `flags` are those of the header."""
+
+    def done(self) -> bool:
+        """Whether the replay is complete and its results are visible."""
+
+    def alive(self) -> None:
+        """Raise `DeviceFault` when the device has failed."""
+
+    def block(self) -> None:
+        """Wait in the driver until the replay is complete. Needs the wait mode `block`."""
+
+    def any_flagged(self) -> bool:
+        """Whether a document of the last replay needs the CPU."""
+
+    def n_tokens(self) -> int:
+        """Number of ids of the last replay."""
+
+    def reasons(self, n_documents: int) -> NDArray[np.uint32]:
+        """Per document of the last replay why it needs the CPU, a key of `layout.REASONS`; 0 = it does not."""
+
+    def device_array(self, name: str, length: int, owner: object) -> Any:
+        """`ids`, `token_starts` or `document_tokens` of a resident replay, for consumers on the same device.
+
+        It speaks `__cuda_array_interface__` and DLPack, and keeps the owner alive.
+        """
+
+
+class Device(Protocol):
+    """A device with one tokenizer's tables and kernels."""
+
+    name: str
+
+    def context(self, size: SizeClass) -> ExecutionContext:
+        """A new execution context, captured and replayed once. Raises `OutOfDeviceMemory`."""
+
+
+def reasons_of(words: NDArray[np.uint32], epoch: int, shift: int) -> NDArray[np.uint32]:
+    """The reasons in flag words of a replay; a word of another epoch means none."""
+    mask = (1 << (32 - shift)) - 1
+    return np.where(words >> np.uint32(shift) == epoch & mask, words & np.uint32((1 << shift) - 1), 0).astype(np.uint32)

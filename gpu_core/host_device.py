@@ -1,0 +1,131 @@
+"""Execution contexts in ordinary memory, with any function in the place of the kernels: the encoder without a GPU."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpu_core.errors import DeviceFault
+from gpu_core.execution import ExecutionContext, OutOfDeviceMemory
+from gpu_core.ladder import SizeClass
+from gpu_core.layout import FLAG_IDS, FLAG_TOKEN_STARTS, workspace
+
+EncodeOne = Callable[[bytes], Sequence[tuple[int, int]] | int]
+"""A document -> its (id, byte position) pairs, or the reason (a key of `layout.REASONS`) why it needs the CPU."""
+
+
+class HostDevice:
+    """Encodes with a function. `memory_bytes` is what all contexts together may take, `polls` how late a replay ends.
+
+    A replay is complete at its `polls`-th look. After `fail_after` launches the device is dead.
+    """
+
+    def __init__(
+        self,
+        encode: EncodeOne,
+        *,
+        memory_bytes: int = 1 << 62,
+        polls: int = 1,
+        fail_after: int = 1 << 62,
+        token_starts: bool = True,
+    ) -> None:
+        self.name = "host"
+        self.encode, self.polls, self.fail_after = encode, polls, fail_after
+        self.n_launches = 0
+        self._memory_bytes, self._token_starts = memory_bytes, token_starts
+        self._contexts: weakref.WeakSet[HostContext] = weakref.WeakSet()
+
+    def context(self, size: SizeClass) -> ExecutionContext:
+        """See `Device.context`."""
+        taken = sum(context.size.device_bytes(self._token_starts) for context in self._contexts)
+        if taken + size.device_bytes(self._token_starts) > self._memory_bytes:
+            raise OutOfDeviceMemory
+        context = HostContext(self, size, self._token_starts)
+        self._contexts.add(context)
+        return context
+
+
+class HostContext:
+    """See `ExecutionContext`. What a replay does not write holds a pattern that is no id."""
+
+    def __init__(self, device: HostDevice, size: SizeClass, token_starts: bool) -> None:
+        self.size = size
+        self._device = device
+        lengths = {buffer.name: buffer.length for buffer in workspace(size.capacity, size.max_documents, token_starts)}
+        self.text = memoryview(bytearray(size.capacity))
+        self.document_starts = np.zeros(lengths["document_starts"], dtype=np.uint32)
+        self._host = {name: _poisoned(lengths[name]) for name in ("ids", "token_starts", "document_tokens")}
+        self.ids, self.token_starts, self.document_tokens = self._host.values()
+        self._resident = {name: _poisoned(lengths[name]) for name in self._host}
+        self._reasons: list[int] = []
+        self._polls_left = self._n_tokens = 0
+
+    def launch(self, n_bytes: int, n_documents: int, flags: int, resident: bool) -> None:
+        """See `ExecutionContext.launch`. The text is read now; results appear at the last poll only."""
+        self._device.n_launches += 1
+        if n_bytes > self.size.capacity or n_documents > self.size.max_documents:
+            raise DeviceFault("a batch beyond the size class")
+        starts = self.document_starts[: n_documents + 1].tolist()
+        text = bytes(self.text[:n_bytes])
+        self._polls_left = self._device.polls
+        self._pending = (text, starts, flags, self._resident if resident else self._host)
+
+    def done(self) -> bool:
+        """See `ExecutionContext.done`."""
+        if self._device.n_launches > self._device.fail_after:
+            return False
+        self._polls_left -= 1
+        if self._polls_left == 0:
+            self._finish(*self._pending)
+        return self._polls_left <= 0
+
+    def alive(self) -> None:
+        """See `ExecutionContext.alive`."""
+        if self._device.n_launches > self._device.fail_after:
+            raise DeviceFault("the device is dead")
+
+    def block(self) -> None:
+        """See `ExecutionContext.block`."""
+        self.alive()
+        while not self.done():
+            pass
+
+    def any_flagged(self) -> bool:
+        """See `ExecutionContext.any_flagged`."""
+        return any(self._reasons)
+
+    def n_tokens(self) -> int:
+        """See `ExecutionContext.n_tokens`."""
+        return self._n_tokens
+
+    def reasons(self, n_documents: int) -> NDArray[np.uint32]:
+        """See `ExecutionContext.reasons`."""
+        return np.array(self._reasons[:n_documents], dtype=np.uint32)
+
+    def device_array(self, name: str, length: int, owner: object) -> Any:
+        """See `ExecutionContext.device_array`; a NumPy array speaks DLPack, too."""
+        return self._resident[name][:length]
+
+    def _finish(self, text: bytes, starts: list[int], flags: int, results: dict[str, NDArray[np.uint32]]) -> None:
+        position = 0
+        self._reasons = []
+        for document, (start, end) in enumerate(pairwise(starts)):
+            results["document_tokens"][document] = position
+            answer = self._device.encode(text[start:end])
+            self._reasons.append(answer if isinstance(answer, int) else 0)
+            pairs = np.array([] if isinstance(answer, int) else answer, dtype=np.uint32).reshape(-1, 2)
+            if flags & FLAG_IDS:
+                results["ids"][position : position + len(pairs)] = pairs[:, 0]
+            if flags & FLAG_TOKEN_STARTS:
+                results["token_starts"][position : position + len(pairs)] = pairs[:, 1] + start
+            position += len(pairs)
+        results["document_tokens"][len(starts) - 1] = self._n_tokens = position
+
+
+def _poisoned(length: int) -> NDArray[np.uint32]:
+    return np.full(length, 0xDEADBEEF, dtype=np.uint32)

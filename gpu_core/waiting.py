@@ -1,0 +1,153 @@
+"""Waiting for a replay: sleep for most of the predicted time, then poll. Clock, sleep and poll are arguments.
+
+    launch ├──── sleep ────────────┤ poll poll poll ┤ done
+           ╰ predicted time - how late sleeps end - slack ╯
+
+Spinning costs the CPU what it saves in latency, and a blocking call costs latency; this has most of both. When the
+device is done before the first poll, how early is unknown: the prediction shrinks until polls see the end again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpu_core.errors import DeviceFault
+
+MIN_SLEEP_NS = 15_000
+"""A shorter sleep costs the CPU as much as polling does."""
+SLACK = 1 / 16
+"""Part of the predicted time that is polled rather than slept, because replays vary."""
+FIRST_WAKE_NS = 8_000
+"""How late a sleep is assumed to end before the first one was seen."""
+SILENT_NS = 2_000_000
+"""After so much more time than predicted the device is asked whether it still works, and again each time."""
+TIMEOUT_NS = 10_000_000_000
+"""A replay that takes longer is a fault: no batch of the largest class takes a hundredth of it."""
+_POLLS_PER_LOOK = 64
+_PR_SET_TIMERSLACK = 29
+
+
+@dataclass(slots=True)
+class Waited:
+    """What one wait was made of, in nanoseconds."""
+
+    total_ns: int
+    slept_ns: int
+    polled_ns: int
+
+
+class Prediction:
+    """Time from launch to completion by size of the text, learned from what was seen.
+
+    Sizes share a bucket with those up to a quarter of an octave away; an empty bucket borrows from the nearest one.
+    """
+
+    def __init__(self) -> None:
+        self._by_bucket: dict[int, float] = {}
+
+    def of(self, n_bytes: int) -> float:
+        """Predicted nanoseconds; 0 when nothing is known."""
+        bucket = self._bucket(n_bytes)
+        known = self._by_bucket.get(bucket)
+        if known is not None:
+            return known
+        smaller = [other for other in self._by_bucket if other < bucket]
+        return self._by_bucket[max(smaller)] if smaller else 0.0
+
+    def seen(self, n_bytes: int, took_ns: int, is_bound: bool) -> None:
+        """Learn from one replay. `is_bound`: it took at most `took_ns`, because nobody looked earlier."""
+        bucket = self._bucket(n_bytes)
+        known = self._by_bucket.get(bucket)
+        if known is None:
+            self._by_bucket[bucket] = took_ns
+        elif is_bound:
+            self._by_bucket[bucket] = min(known, took_ns) * (1 - SLACK)
+        else:
+            # Up slowly, down fast: to oversleep costs every caller, to poll costs one CPU a little.
+            weight = 0.125 if took_ns > known else 0.5
+            self._by_bucket[bucket] = known + weight * (took_ns - known)
+
+    @staticmethod
+    def _bucket(n_bytes: int) -> int:
+        octave = n_bytes.bit_length()
+        return octave << 2 | (n_bytes << 2 >> max(octave - 1, 0)) & 3
+
+
+class AdaptiveWait:
+    """Sleeps, then polls; learns both how long replays take and how late sleeps end."""
+
+    def __init__(
+        self,
+        clock: Callable[[], int] = time.perf_counter_ns,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.prediction = Prediction()
+        self._clock, self._sleep = clock, sleep
+        self._wake_ns = float(FIRST_WAKE_NS)
+
+    def wait(self, done: Callable[[], bool], alive: Callable[[], None], n_bytes: int, launched_ns: int) -> Waited:
+        """Return once `done()`; `alive()` raises when the device has failed. `launched_ns` is on the same clock."""
+        slept = self._doze(n_bytes, launched_ns)
+        first = self._clock()
+        if done():
+            self.prediction.seen(n_bytes, first - launched_ns, is_bound=slept > 0)
+            return Waited(first - launched_ns, slept, 0)
+        end = poll_until(done, alive, self._clock, self.prediction.of(n_bytes))
+        self.prediction.seen(n_bytes, end - launched_ns, is_bound=False)
+        return Waited(end - launched_ns, slept, end - first)
+
+    def _doze(self, n_bytes: int, launched_ns: int) -> int:
+        """Sleep for most of the predicted time; how long it was in the end."""
+        predicted = self.prediction.of(n_bytes) * (1 - SLACK)
+        before = self._clock()
+        want = predicted - (before - launched_ns) - self._wake_ns
+        if want < MIN_SLEEP_NS:
+            return 0
+        self._sleep(want / 1e9)
+        slept = self._clock() - before
+        late = max(0.0, slept - want)
+        # One long interruption must not end all sleeping.
+        self._wake_ns += 0.1 * (min(late, 4 * self._wake_ns) - self._wake_ns)
+        return slept
+
+
+class SpinWait:
+    """Polls from the first moment: the lowest latency, and one CPU."""
+
+    def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+        self._clock = clock
+
+    def wait(self, done: Callable[[], bool], alive: Callable[[], None], n_bytes: int, launched_ns: int) -> Waited:
+        """See `AdaptiveWait.wait`."""
+        first = self._clock()
+        end = poll_until(done, alive, self._clock, 0.0)
+        return Waited(end - launched_ns, 0, end - first)
+
+
+def poll_until(
+    done: Callable[[], bool], alive: Callable[[], None], clock: Callable[[], int], predicted_ns: float
+) -> int:
+    """Poll until done; the time then. Raises `DeviceFault` when the device fails or says nothing for too long."""
+    begin = clock()
+    patience = predicted_ns + SILENT_NS
+    while True:
+        for _ in range(_POLLS_PER_LOOK):
+            if done():
+                return clock()
+        waited = clock() - begin
+        if waited > patience:
+            alive()
+            patience += SILENT_NS
+        if waited > TIMEOUT_NS:
+            raise DeviceFault(f"the device has not finished a replay within {TIMEOUT_NS // 10**9} seconds")
+
+
+def sharpen_sleep() -> bool:
+    """Let sleeps of the calling thread end within microseconds instead of 50: its timer slack becomes 1 ns."""
+    try:
+        return int(ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)) == 0
+    except (OSError, AttributeError):
+        return False
