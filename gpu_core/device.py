@@ -13,9 +13,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-import cupy
 import numpy as np
-from cupy.cuda import driver, runtime
 from numpy.typing import NDArray
 
 from gpu_core.arena import HEADER_ROOM, arrange
@@ -27,6 +25,12 @@ from gpu_core.options import GpuOptions
 from gpu_core.record import source_digest
 from gpu_core.tables import Tables
 from gpu_core.transfer import Transfer, choose, used_by
+
+try:
+    import cupy
+    from cupy.cuda import driver, runtime
+except ImportError:
+    cupy = driver = runtime = None
 
 TRANSFER_THREADS = 512
 TRANSFER_BYTES_PER_BLOCK = 16 << 10
@@ -52,6 +56,8 @@ class CudaDevice:
 
     def __init__(self, tables: Tables, options: GpuOptions) -> None:
         """Raises `DeviceUnavailable` with the reason."""
+        if cupy is None:
+            raise DeviceUnavailable("CuPy is not installed: the extras cuda12 and cuda13 bring it")
         try:
             runtime.setDevice(options.device)
             properties = runtime.getDeviceProperties(options.device)

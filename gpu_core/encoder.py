@@ -48,10 +48,9 @@ def load(data: bytes, options: GpuOptions | None = None) -> Encoder:
     options = options or GpuOptions()
     spec = read_spec(data)
     tables = load_tables(data, spec, Path(options.cache_dir) if options.cache_dir else None)
-    try:
-        from gpu_core.device import CudaDevice
-    except ImportError as error:
-        raise DeviceUnavailable(f"CuPy cannot be imported: {error}") from None
+    # CuPy takes a second to import, and whoever has no GPU needs none of it.
+    from gpu_core.device import CudaDevice
+
     return Encoder(spec, CudaDevice(tables, options), options)
 
 

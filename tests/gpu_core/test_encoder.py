@@ -1,5 +1,6 @@
 """The encoder over contexts in ordinary memory: what is handed out, held, cut, refused."""
 
+import importlib.util
 import json
 import logging
 import random
@@ -9,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpu_core.device import CudaDevice
 from gpu_core.encoder import NO_CUT, Encoder
 from gpu_core.errors import DeviceFault, DeviceUnavailable, NoFreeContext
 from gpu_core.host_device import HostDevice
 from gpu_core.layout import REASONS
 from gpu_core.options import GpuOptions
 from gpu_core.spec import TokenizerSpec, read_spec
+from gpu_core.tables import Tables
 from tests.gpu_core.patterns import pre_tokenizer, reference_starts
 
 GPT2 = pre_tokenizer("gpt2")
@@ -226,6 +229,13 @@ def test_a_dead_device(wait: str) -> None:
     assert one.encode([b"alive"]).n_tokens(0) == 1
     with pytest.raises(DeviceFault, match="dead"):
         one.encode([b"dead"])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed")
+def test_without_cupy_the_device_is_unavailable() -> None:
+    """Where CuPy is not installed, the answer says how to get it."""
+    with pytest.raises(DeviceUnavailable, match="cuda13"):
+        CudaDevice(Tables({}, {}, {}), GpuOptions())
 
 
 def _words(rng: random.Random, n_bytes: int) -> bytes:
