@@ -19,7 +19,8 @@ _BINARY: Schema = {"type": "string", "format": "binary"}
 
 
 def _one_or_many(schema: Schema) -> Schema:
-    return {"oneOf": [schema, {"type": "array", "items": schema}]}
+    # Not oneOf: an empty list of ids is also an empty list of lists.
+    return {"anyOf": [schema, {"type": "array", "items": schema}]}
 
 
 def _optional(schema: Schema, **more: Any) -> Schema:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -91,7 +92,9 @@ class Service:
     def _load(self, loaded: asyncio.Future[None]) -> None:
         self.dispatcher.clocks.register("load")
         self.registry.load_all()
-        self._loop.call_soon_threadsafe(lambda: None if loaded.done() else loaded.set_result(None))
+        # The loop may have ended before the load.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(lambda: None if loaded.done() else loaded.set_result(None))
 
     def _register_background(self) -> None:
         self.dispatcher.clocks.register("background", threading.current_thread())

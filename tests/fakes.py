@@ -141,6 +141,14 @@ class FakeTokenizer(Tokenizer):
         """See `Tokenizer`."""
         return ["".join(chr(i) for i in sequence.tolist()) for sequence in sequences]
 
+    def tokens_of(self, ids: NDArray[np.uint32]) -> list[str | None]:
+        """See `Tokenizer`."""
+        return [chr(i) for i in ids.tolist()]
+
+    def token_to_id(self, token: str) -> int | None:
+        """See `Tokenizer`."""
+        return ord(token) if len(token) == 1 else None
+
     def counters(self) -> TokenizerCounts:
         """See `Tokenizer`."""
         return TokenizerCounts({"fake": len(self.seen)}, {}, 0)

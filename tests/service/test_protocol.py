@@ -605,7 +605,7 @@ def test_an_upgrade_that_is_not_wanted_is_ignored() -> None:
 
 
 def test_upgrades_in_every_place() -> None:
-    """Offers are declined in pieces, behind other requests, and on other endpoints; there is no WebSocket and no proxy."""
+    """Offers are declined in pieces, behind other requests, on other endpoints; there is no WebSocket and no proxy."""
 
     async def test(wire: Wire) -> None:
         offer = {"connection": "keep-alive, Upgrade", "upgrade": "h2c"}

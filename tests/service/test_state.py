@@ -1,0 +1,96 @@
+"""The state behind the app: start, readiness, drain, the end, and a ticker that survives."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from tests.fakes import LIMIT_S, FakeRegistry, FakeTokenizer, Gate, eventually, run, running
+
+
+def registry() -> FakeRegistry:
+    """One model."""
+    return FakeRegistry(fake=FakeTokenizer())
+
+
+def test_loading_is_off_the_loop() -> None:
+    """Models load on a thread of their own; the future of `start` ends when they are loaded."""
+
+    async def test() -> None:
+        models = registry()
+        models.loading = Gate()
+        async with running(models) as it:
+            loaded = it.service.start()
+            await eventually(models.loading.entered.is_set)
+            assert not loaded.done()
+            models.loading.open()
+            await loaded
+
+    run(test())
+
+
+def test_ready_follows_models_and_drain() -> None:
+    """Ready is what the models are, until a drain begins."""
+
+    async def test() -> None:
+        models = registry()
+        async with running(models) as it:
+            assert it.service.ready
+            models.models()[0].state = "loading"
+            assert not it.service.ready
+            models.models()[0].state = "ready"
+            it.service.drain()
+            it.service.drain()
+            assert not it.service.ready
+            assert it.service.gate.closing
+
+    run(test())
+
+
+def test_background_work_is_off_the_loop_and_counted() -> None:
+    """What is no request runs on one thread of its own, whose CPU time has a part."""
+
+    async def test() -> None:
+        async with running(registry()) as it:
+            names = [await it.service.in_background(lambda: threading.current_thread().name) for _ in range(3)]
+            assert len(set(names)) == 1
+            assert threading.current_thread().name not in names
+            assert {"background", "event_loop", "load"} <= set(it.service.dispatcher.clocks.snapshot())
+
+    run(test())
+
+
+@pytest.mark.parametrize("part", ["dispatcher", "gate"])
+def test_the_ticker_survives_a_failure(part: str) -> None:
+    """A tick that breaks is followed by another: deadlines go on being enforced."""
+
+    async def test() -> None:
+        async with running(registry()) as it:
+            calls = []
+
+            def broken() -> None:
+                calls.append(1)
+                raise RuntimeError("x")
+
+            asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+            getattr(it.service, part).sweep = broken
+            await eventually(lambda: len(calls) >= 3)
+
+    run(test())
+
+
+def test_close_ends_the_threads() -> None:
+    """After `close` no thread of the service is left."""
+
+    async def test() -> None:
+        async with running(registry()) as it:
+            await it.service.in_background(lambda: None)
+
+    before = set(threading.enumerate())
+    run(test())
+    for thread in set(threading.enumerate()) - before:
+        thread.join(LIMIT_S)
+    left = {thread.name for thread in threading.enumerate() if thread.name.startswith("sidetok")}
+    assert left <= {thread.name for thread in before}
