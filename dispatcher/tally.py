@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections import deque
 
 
 class Tally:
@@ -17,6 +18,10 @@ class Tally:
         """Count one."""
         self._n_reads = 0
         self._lock = threading.Lock()
+
+    def add_many(self, n: int) -> None:
+        """Count `n`."""
+        deque(itertools.islice(self._steps, n), maxlen=0)
 
     @property
     def value(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dispatcher.engines.reference_engine import ReferenceEngine
 from gpu_core.errors import UnsupportedTokenizer
 from gpu_core.spec import TokenizerSpec
 
@@ -27,6 +28,10 @@ class FaultyEngine:
             raise self.error
         return b""
 
+    def encode_many(self, documents: list[str]) -> list[bytes]:
+        """One after the other."""
+        return [self.encode(document) for document in documents]
+
     def guard(self, document: str) -> str | None:
         """Guards nothing."""
         return None
@@ -38,6 +43,17 @@ class WrongEngine(FaultyEngine):
     def encode(self, document: str) -> bytes:
         """One id."""
         return b"\1\0\0\0"
+
+
+class MixingEngine(ReferenceEngine):
+    """Right about one document, but mixes up several."""
+
+    def __init__(self, text: str = "", spec: TokenizerSpec | None = None) -> None:
+        super().__init__(text)
+
+    def encode_many(self, documents: list[str]) -> list[bytes]:
+        """The answers in the wrong order."""
+        return super().encode_many(documents)[::-1]
 
 
 class RefusingLoad(FaultyEngine):

@@ -17,8 +17,14 @@ class CpuEngine(Protocol):
     def encode(self, document: str) -> bytes:
         """Packed little-endian uint32 ids of one document, without special tokens, with the GIL released.
 
-        One document is one native call on the calling thread, so that the CPU clock of the thread sees all of the work.
+        All work is done on the calling thread, so that its CPU clock sees it.
         Any exception or panic means that this engine could not answer; it says nothing about the next document.
+        """
+
+    def encode_many(self, documents: list[str]) -> list[bytes]:
+        """`encode` of each document. Where the library can, all of them in one native call on the calling thread.
+
+        An exception says that at least one of them could not be answered, not which.
         """
 
     def guard(self, document: str) -> str | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
 from importlib.metadata import version
+from itertools import pairwise
 
 from fastokens._native import Tokenizer
 
@@ -32,6 +34,12 @@ class FastokensEngine:
         """See `CpuEngine`."""
         ids: bytes = self._encode_batch([document])[0]
         return ids
+
+    def encode_many(self, documents: list[str]) -> list[bytes]:
+        """See `CpuEngine`."""
+        ids, offsets = self._encode_batch(documents)
+        bounds = struct.unpack(f"<{len(documents) + 1}Q", offsets)
+        return [ids[start << 2 : end << 2] for start, end in pairwise(bounds)]
 
     def guard(self, document: str) -> str | None:
         """See `CpuEngine`."""

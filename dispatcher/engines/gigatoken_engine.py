@@ -83,6 +83,10 @@ class GigatokenEngine:
         ids: bytes = rows.tobytes()
         return ids
 
+    def encode_many(self, documents: list[str]) -> list[bytes]:
+        """See `CpuEngine`. One call a document: the library pads a batch to its longest document."""
+        return [self.encode(document) for document in documents]
+
     def guard(self, document: str) -> str | None:
         """See `CpuEngine`."""
         return "unicode_version" if self._guarded(document) else None

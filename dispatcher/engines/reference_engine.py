@@ -43,6 +43,10 @@ class ReferenceEngine:
         """The ids of the document, without special tokens."""
         return ids_of(self.tokenizer.encode_batch_fast([document], add_special_tokens=False)[0])
 
+    def encode_many(self, documents: list[str]) -> list[bytes]:
+        """See `CpuEngine`."""
+        return [ids_of(e) for e in self.tokenizer.encode_batch_fast(documents, add_special_tokens=False)]
+
     def encode_bare(self, document: str) -> bytes:
         """The ids before the post-processor saw them: a template may repeat or drop them."""
         return ids_of(self._bare.encode_batch_fast([document], add_special_tokens=False)[0])

@@ -21,7 +21,7 @@ from dispatcher.proof_cases import proof_cases, real_text
 from dispatcher.tokenizer import load_tokenizer
 from gpu_core.spec import TokenizerSpec, read_spec
 from tests.data import tokenizer_json
-from tests.fake_engines import FaultyEngine, PanicException, WrongEngine
+from tests.fake_engines import FaultyEngine, MixingEngine, PanicException, WrongEngine
 
 CASES_SHA256 = {1: "9a8c31926d1002b9a892dd5b4e5318ab4803d40fe7b0f131099df300866303e0"}
 """By proof version. When this test fails, the cases have changed: raise PROOF_VERSION and add its line."""
@@ -134,6 +134,13 @@ def test_slightly_wrong_engine(name: str) -> None:
     # The reference itself, loaded from the changed file, plays the wrong engine: it can do every change.
     verdict = prove(ReferenceEngine(json.dumps(file)), reference, spec)
     assert not verdict.proven
+
+
+def test_engine_that_mixes_up_documents() -> None:
+    """Several documents in one call are a part of the proof."""
+    text, spec, reference = parts_of("split_bpe")
+    verdict = prove(MixingEngine(text), reference, spec)
+    assert verdict == Verdict(False, 64, "differs from the reference on many documents, near: real text")
 
 
 @pytest.mark.parametrize("error", [RuntimeError("x"), PanicException("x"), MemoryError()])

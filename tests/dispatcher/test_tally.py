@@ -18,6 +18,15 @@ def test_reading_does_not_count() -> None:
     assert tally.value == 4
 
 
+def test_many_at_once() -> None:
+    """A batch is counted in one step."""
+    tally = Tally()
+    tally.add_many(1000)
+    tally.add_many(0)
+    tally.add()
+    assert tally.value == 1001
+
+
 def test_no_count_is_lost() -> None:
     """Many threads may add and read at once."""
     tally = Tally()

@@ -271,6 +271,14 @@ def test_interrupts_pass(error: BaseException) -> None:
         faulty_tokenizer(error).encode(["!"], PLAIN)
 
 
+def test_surrogate_among_many() -> None:
+    """One document that is no text refuses the request, and no engine is blamed."""
+    tokenizer = load_tokenizer(tokenizer_json("split_bpe"), cache_dir=None)
+    with pytest.raises(InvalidText, match=r"at character 2$"):
+        tokenizer.encode(["fine", "ab\ud800", "fine"], PLAIN)
+    assert tokenizer.counters().engine_faults == 0
+
+
 def test_counters() -> None:
     """Documents by engine, guarded ones by the reason; the ones with offsets are the reference's."""
     tokenizer = load_tokenizer(tokenizer_json("split_bpe"), cache_dir=None)
