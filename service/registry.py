@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 import time
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
 from dispatcher.embedded import EMBEDDED_MODEL
@@ -111,10 +113,30 @@ class Registry:
         states = [model.state for model in self._models.values()]
         return "loading" not in states and "ready" in states
 
-    def load_all(self) -> None:
-        """Load every model; returns when each is ready or failed. A model that fails harms no other."""
-        with ThreadPoolExecutor(min(MAX_LOADERS, len(self._models)), "sidetok-load") as pool:
-            list(pool.map(self._load, self._models.values()))
+    def load_all(self, begin: Callable[[], None] = lambda: None) -> None:
+        """Load every model; returns when each is ready or failed. A model that fails harms no other.
+
+        `begin` is called first on each thread that loads.
+        """
+        waiting: SimpleQueue[Model] = SimpleQueue()
+        for model in self._models.values():
+            waiting.put(model)
+
+        def work() -> None:
+            begin()
+            with contextlib.suppress(Empty):
+                while True:
+                    self._load(waiting.get_nowait())
+
+        # Daemons: a load that takes long does not hold up the exit.
+        threads = [
+            threading.Thread(target=work, name=f"sidetok-load-{i}", daemon=True)
+            for i in range(min(MAX_LOADERS, len(self._models)))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
     def describe(self) -> list[dict[str, Any]]:
         """The models as items of an OpenAI model list, each with its state, engine and tokenizer."""

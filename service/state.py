@@ -90,8 +90,7 @@ class Service:
         self.hot.tick()
 
     def _load(self, loaded: asyncio.Future[None]) -> None:
-        self.dispatcher.clocks.register("load")
-        self.registry.load_all()
+        self.registry.load_all(lambda: self.dispatcher.clocks.register("load"))
         # The loop may have ended before the load.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(lambda: None if loaded.done() else loaded.set_result(None))

@@ -167,8 +167,9 @@ class FakeRegistry(Registry):
             model.max_model_len = 1000
             model.state = "ready"
 
-    def load_all(self) -> None:
+    def load_all(self, begin: Callable[[], None] = lambda: None) -> None:
         """See `Registry`."""
+        begin()
         if self.loading is not None:
             self.loading.go_through()
 
