@@ -48,7 +48,8 @@ class Tokenizer:
         self.vocab_size: int = reference.tokenizer.get_vocab_size(with_added_tokens=True)
         self.max_id = spec.max_id
         self._reference = reference
-        self._special_tokens = learn_special_tokens(reference, spec)
+        special_tokens = learn_special_tokens(reference, spec)
+        self._special_tokens = _NONE if special_tokens == _NONE else special_tokens
         self._guard = engine.guard
         self._engine_encode = engine.encode
         self._engine_encode_many = engine.encode_many
@@ -68,14 +69,16 @@ class Tokenizer:
             return [self._count_reference(document, options) for document in documents]
         if not options.add_special_tokens:
             special_tokens = _NONE
-        if special_tokens.before or special_tokens.after or options.max_tokens is not None or options.count_only:
-            room = room_for(options, special_tokens.n_tokens)
-            return [
-                self._count_reference(document, options) if ids is None else _finish(ids, special_tokens, room, options)
-                for document, ids in zip(documents, self._ids_of(documents), strict=True)
-            ]
+        room = room_for(options, special_tokens.n_tokens)
+        if len(documents) == 1:
+            document = documents[0]
+            if (ids := self._ids(document)) is None:
+                return [self._count_reference(document, options)]
+            if special_tokens is _NONE and room is None and not options.count_only:
+                return [EncodedDocument(ids, len(ids) >> 2)]
+            return [_finish(ids, special_tokens, room, options)]
         return [
-            self._count_reference(document, options) if ids is None else EncodedDocument(ids, len(ids) >> 2)
+            self._count_reference(document, options) if ids is None else _finish(ids, special_tokens, room, options)
             for document, ids in zip(documents, self._ids_of(documents), strict=True)
         ]
 
@@ -124,16 +127,15 @@ class Tokenizer:
 
     def _ids_of(self, documents: list[str]) -> list[bytes | None]:
         """`_ids` of each document; in one call where none is guarded and none fails."""
-        if len(documents) > 1:
-            try:
-                if all(document.isascii() or self._guard(document) is None for document in documents):
-                    many: list[bytes | None] = [*self._engine_encode_many(documents)]
-                    self._by_engine.add_many(len(documents))
-                    return many
-            except BaseException as error:
-                # Each for itself, below, will show which one it was.
-                if not is_fault(error):
-                    raise
+        try:
+            if all(document.isascii() or self._guard(document) is None for document in documents):
+                many: list[bytes | None] = [*self._engine_encode_many(documents)]
+                self._by_engine.add_many(len(documents))
+                return many
+        except BaseException as error:
+            # Each for itself, below, will show which one it was.
+            if not is_fault(error):
+                raise
         return [self._ids(document) for document in documents]
 
     def _ids(self, document: str) -> bytes | None:
