@@ -73,7 +73,7 @@ def test_ids_are_the_reference_ids(family: str) -> None:
     reference, tokenizers, literals = parts_of(family)
 
     @settings(
-        max_examples=20_000 if FULL else 400,
+        max_examples=20_000 if FULL else 250,
         derandomize=True,
         database=None,
         deadline=None,
