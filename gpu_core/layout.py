@@ -102,7 +102,7 @@ REASONS = {
     1: "a pre-token longer than the device handles",
     2: "invalid UTF-8",
     3: "text that is not in normal form",
-    4: "an added token whose flags need the CPU",
+    4: "an added token with flags, or two that overlap",
     5: "a run of digits or blanks longer than the device follows",
 }
 """Why a document needs the CPU, by the reason in its flag word."""

@@ -1,0 +1,109 @@
+// Stage 6: where each tile's tokens go. A tile publishes how many it has, adds up what the tiles before it published (decoupled
+// look-back), and writes its ids once, side by side.
+//
+//   tile           0     1     2     3
+//   tokens         200   180   210   190
+//   state          200i  180a  210a  ...      a: this tile only, i: all up to this tile
+//   tile 3 reads   2: 210a, 1: 180a, 0: 200i  -> its first token is number 590
+//
+// A state holds the replay's epoch, so nothing is cleared between replays: an old state is a state that is not there yet.
+#pragma once
+
+#include "lookup.cuh"
+
+constexpr u32 STATUS_SHIFT = 26, STATE_EPOCH_SHIFT = 28;
+enum Status : u32 { PARTIAL = 1, INCLUSIVE = 2 };
+
+__device__ __forceinline__ u64 tile_state(u64 epoch, u32 status, u32 value) {
+    return epoch << STATE_EPOCH_SHIFT | static_cast<u64>(status) << STATUS_SHIFT | value;
+}
+
+// Tokens before this tile. By one warp; `n_tokens` are the tile's own.
+__device__ __forceinline__ u32 look_back(const Batch& batch, const Job& job, u32 n_tokens) {
+    volatile u64* states = batch.tile_states;
+    if (lane_id() == 0) states[job.tile] = tile_state(job.epoch, job.tile ? PARTIAL : INCLUSIVE, n_tokens);
+    u32 before = 0;
+    int nearest = static_cast<int>(job.tile) - 1;
+    while (nearest >= 0) {
+        int tile = nearest - static_cast<int>(lane_id());
+        u64 state;
+        do {
+            state = tile >= 0 ? states[tile] : tile_state(job.epoch, INCLUSIVE, 0);
+        } while (__any_sync(FULL, state >> STATE_EPOCH_SHIFT != (job.epoch & (~0ull >> STATE_EPOCH_SHIFT))));
+        u32 inclusive = __ballot_sync(FULL, (state >> STATUS_SHIFT & 3u) == INCLUSIVE);
+        u32 used = inclusive ? __ffs(inclusive) - 1 : 31;
+        u32 value = static_cast<u32>(state) & ((1u << STATUS_SHIFT) - 1);
+        before += warp_sum(lane_id() <= used ? value : 0);
+        if (inclusive) break;
+        nearest -= 32;
+    }
+    if (lane_id() == 0 && job.tile) states[job.tile] = tile_state(job.epoch, INCLUSIVE, before + n_tokens);
+    return before;
+}
+
+// Tokens of the tile before each word of the window. By one warp.
+__device__ __forceinline__ void rank_tokens(Shared& sh) {
+    static_assert(ARENA_WORDS <= 64, "two words for each lane");
+    u32 lane = lane_id(), high = lane + 32;
+    u32 low_count = __popc(sh.token[lane]), high_count = high < ARENA_WORDS ? __popc(sh.token[high]) : 0;
+    u32 low_sum = warp_inclusive_sum(low_count), high_sum = warp_inclusive_sum(high_count);
+    u32 low_total = __shfl_sync(FULL, low_sum, 31);
+    sh.token_rank[lane] = low_sum - low_count;
+    if (high < ARENA_WORDS) sh.token_rank[high] = low_total + high_sum - high_count;
+    if (lane == 31) sh.n_tokens = low_total + high_sum;
+}
+
+__device__ __forceinline__ u32 rank_of(const Shared& sh, u32 position) {
+    return sh.token_rank[position >> 5] + __popc(sh.token[position >> 5] & bits_below(position & 31u));
+}
+
+// Closes up the positions of the tokens; `order` is free by now.
+__device__ __forceinline__ void collect_tokens(Shared& sh) {
+    for (u32 position = HALO_LEFT + threadIdx.x; position < ARENA; position += THREADS) {
+        if (bit_at(sh.token, position)) sh.order[rank_of(sh, position)] = position;
+    }
+}
+
+// Writes ids in whole 128-byte lines, but for the first and the last one.
+__device__ __forceinline__ void write_tokens(const Shared& sh, const Batch& batch, const Job& job) {
+    const u32 base = sh.base, end = base + sh.n_tokens;
+    const u32 window_start = job.tile_start - HALO_LEFT;
+    for (u32 at = (base & ~31u) + threadIdx.x; at < end; at += THREADS) {
+        if (at < base) continue;
+        u32 position = sh.order[at - base];
+        if (job.flags & FLAG_IDS) batch.ids[at] = sh.symbol[position];
+        if (job.flags & FLAG_TOKEN_STARTS) batch.token_starts[at] = window_start + position;
+    }
+}
+
+// The number of the first token of each document that starts in this tile; those at the end of the text belong to the last tile.
+__device__ __forceinline__ void write_documents(const Shared& sh, const Batch& batch, const Job& job, bool last_tile) {
+    const u32 tile_start = job.tile_start;
+    for (u32 document = sh.first_document + threadIdx.x; document <= job.n_documents; document += THREADS) {
+        u32 start = document == job.n_documents ? job.n_bytes : batch.document_starts[document];
+        if (start >= job.n_bytes) {
+            if (!last_tile) break;
+            batch.document_tokens[document] = sh.base + sh.n_tokens;
+        } else if (start >= tile_start + TILE) {
+            break;
+        } else if (start >= tile_start) {
+            batch.document_tokens[document] = sh.base + rank_of(sh, start - tile_start + HALO_LEFT);
+        }
+    }
+}
+
+// The last block to finish tells the host, if the batch asks for it.
+__device__ __forceinline__ void complete(const Batch& batch, const Job& job, u32 n_tiles) {
+    if (!batch.completion) return;
+    __threadfence_system();
+    __syncthreads();
+    if (threadIdx.x) return;
+    if (atomicInc(&batch.control->blocks_done, n_tiles - 1) != n_tiles - 1) return;
+    __threadfence();
+    u64 state = *const_cast<volatile u64*>(&batch.tile_states[n_tiles - 1]);
+    volatile Completion* completion = batch.completion;
+    completion->n_tokens = static_cast<u32>(state) & ((1u << STATUS_SHIFT) - 1);
+    completion->any_flagged = *const_cast<volatile u64*>(&batch.control->flag_epoch) == job.epoch;
+    __threadfence_system();
+    completion->epoch = job.epoch;
+}

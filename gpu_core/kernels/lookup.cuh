@@ -1,0 +1,98 @@
+// Stage 4: whole pre-tokens in the vocabulary, a thread for each. A hit is its only token; a miss joins a list by length.
+//
+//   pre-token   _the     key  5f 74 68 65 00 .. 00 04      its bytes, and the length in byte 15
+#pragma once
+
+#include "merge.cuh"
+
+// Lists of misses by the lanes that they get: 8 and 16 share one array from both ends, 32 and more (a warp) another one.
+enum MissList : u32 { MISS_8, MISS_16, MISS_32, MISS_LONG };
+
+__device__ __forceinline__ void add_miss(Shared& sh, u32 index, u32 length) {
+    u32 list = length <= 8 ? MISS_8 : length <= 16 ? MISS_16 : length <= 32 ? MISS_32 : MISS_LONG;
+    u32 n = atomicAdd(&sh.n_miss[list], 1u);
+    u16* array = list < MISS_32 ? sh.small_miss : sh.large_miss;
+    u32 size = list < MISS_32 ? sizeof(sh.small_miss) / 2 : sizeof(sh.large_miss) / 2;
+    array[list & 1u ? size - 1 - n : n] = static_cast<u16>(index);
+}
+
+__device__ __forceinline__ u32 miss_at(const Shared& sh, u32 list, u32 n) {
+    const u16* array = list < MISS_32 ? sh.small_miss : sh.large_miss;
+    u32 size = list < MISS_32 ? sizeof(sh.small_miss) / 2 : sizeof(sh.large_miss) / 2;
+    return array[list & 1u ? size - 1 - n : n];
+}
+
+// Id of an entry of up to 15 bytes; false when it is none.
+__device__ __forceinline__ bool find_short(const Shared& sh, const Tables& t, u32 position, u32 length, u32& id) {
+    uint4 key;
+    key.x = word_at(sh, position) & bits_below(length * 8);
+    key.y = length > 4 ? word_at(sh, position + 4) & bits_below((length - 4) * 8) : 0;
+    key.z = length > 8 ? word_at(sh, position + 8) & bits_below((length - 8) * 8) : 0;
+    key.w = (length > 12 ? word_at(sh, position + 12) & bits_below((length - 12) * 8) : 0) | length << 24;
+    Slots where = slots_of(hash_key(key, t.short_seed), t.short_mask);
+    uint4 first = __ldg(&t.short_keys[where.first]), second = __ldg(&t.short_keys[where.second]);
+    u32 first_id = __ldg(&t.short_ids[where.first]), second_id = __ldg(&t.short_ids[where.second]);
+    bool is_first = first.x == key.x && first.y == key.y && first.z == key.z && first.w == key.w;
+    bool is_second = second.x == key.x && second.y == key.y && second.z == key.z && second.w == key.w;
+    id = is_first ? first_id : second_id;
+    return is_first || is_second;
+}
+
+__device__ __forceinline__ void look_up(Shared& sh, const Tables& t, const Batch& batch, const Job& job, u32 index) {
+    u32 position = sh.pretoken[index], length = sh.pretoken[index + 1] - position, id = 0;
+    if (bit_at(sh.literal_start, position)) return;
+    if (length > MAX_PRETOKEN) {
+        flag_document(batch, job, job.tile_start + position - HALO_LEFT, TOO_LONG);
+        sh.symbol[position] = 0;
+        return;
+    }
+    bool found;
+    if (length <= 15) {
+        found = find_short(sh, t, position, length, id);
+    } else {
+        uint4 slot = find_string(sh, t.long_slots, t.pool, t.long_seed, t.long_mask, position, length);
+        found = slot.z != 0;
+        id = slot.w;
+    }
+    if (found) {
+        sh.symbol[position] = id;
+    } else if (length == 1) {
+        sh.symbol[position] = byte_id(sh, t, position);
+    } else {
+        add_miss(sh, index, length);
+    }
+}
+
+template <u32 G>
+__device__ __forceinline__ void merge_listed(Shared& sh, const Tables& t, u32 list, u32 item) {
+    u32 n = item * (32 / G) + lane_id() / G;
+    u32 position = 0, length = 0;
+    if (n < sh.n_miss[list]) {
+        u32 index = miss_at(sh, list, n);
+        position = sh.pretoken[index];
+        length = sh.pretoken[index + 1] - position;
+    }
+    merge_groups<G>(sh, t, position, length);
+}
+
+// Warps take what is left to merge, the longest first.
+__device__ __forceinline__ void merge_misses(Shared& sh, const Tables& t) {
+    u32 n_long = sh.n_miss[MISS_LONG], n_32 = sh.n_miss[MISS_32];
+    u32 n_16 = (sh.n_miss[MISS_16] + 1) / 2, n_8 = (sh.n_miss[MISS_8] + 3) / 4;
+    while (true) {
+        u32 item = lane_id() == 0 ? atomicAdd(&sh.next_work, 1u) : 0;
+        item = __shfl_sync(FULL, item, 0);
+        if (item < n_long) {
+            u32 index = miss_at(sh, MISS_LONG, item), position = sh.pretoken[index];
+            merge_long(sh, t, position, sh.pretoken[index + 1] - position);
+        } else if (item < n_long + n_32) {
+            merge_listed<32>(sh, t, MISS_32, item - n_long);
+        } else if (item < n_long + n_32 + n_16) {
+            merge_listed<16>(sh, t, MISS_16, item - n_long - n_32);
+        } else if (item < n_long + n_32 + n_16 + n_8) {
+            merge_listed<8>(sh, t, MISS_8, item - n_long - n_32 - n_16);
+        } else {
+            return;
+        }
+    }
+}

@@ -1,0 +1,79 @@
+// Structs and constants that host and device share. The same in NumPy: gpu_core/layout.py; a test compares the two.
+#pragma once
+
+#include "portable.cuh"
+
+constexpr u32 THREADS = 256;
+constexpr u32 N_WARPS = THREADS / 32;
+constexpr u32 WINDOW = 1024;
+constexpr u32 WORDS = WINDOW / 32;
+constexpr u32 HALO_LEFT = 64;
+constexpr u32 TILE = 832;
+constexpr u32 TILE_END = HALO_LEFT + TILE;  // as a position in the window
+constexpr u32 MAX_PRETOKEN = 512;
+constexpr u32 ARENA = TILE_END + MAX_PRETOKEN;  // positions of a window and of the longest pre-token that leaves it
+constexpr u32 ARENA_WORDS = ARENA / 32;
+constexpr u32 MAX_LITERAL = 64;
+constexpr u32 MAX_WALK = 1u << 20;
+
+constexpr u32 FLAG_IDS = 1;
+constexpr u32 FLAG_TOKEN_STARTS = 2;
+
+enum Reason : u32 { TOO_LONG = 1, INVALID_UTF8 = 2, NOT_NORMAL = 3, LITERAL = 4, LONG_WALK = 5 };
+constexpr u32 EPOCH_SHIFT = 4;
+
+struct Header {
+    u64 epoch;
+    u32 n_bytes;
+    u32 n_documents;
+    u32 flags;
+    u32 reserved;
+};
+
+struct Completion {
+    u64 epoch;
+    u32 n_tokens;
+    u32 any_flagged;
+};
+
+struct Control {
+    u64 flag_epoch;
+    u32 blocks_done;
+    u32 reserved;
+};
+
+struct Batch {
+    const Header* header;
+    const u8* text;
+    const u32* document_starts;
+    u32* ids;
+    u32* token_starts;
+    u32* document_tokens;
+    u32* document_flags;
+    u64* tile_states;
+    Control* control;
+    Completion* completion;
+};
+
+struct Tables {
+    const u8* ascii;         // class code of each byte below 128; bit 7: an added token may begin with this byte
+    const u16* class_pages;  // class code of c: class_blocks[class_pages[c >> 8] * 256 + (c & 255)]
+    const u8* class_blocks;
+    const u16* nfc_pages;  // combining class, or 255
+    const u8* nfc_blocks;
+    const uint4* short_keys;  // entries of up to 15 bytes: the bytes, and in byte 15 the length
+    const u32* short_ids;
+    const uint4* long_slots;  // (low hash word, offset in pool, length, id)
+    const u64* merge_slots;   // left << 46 | right << 28 | order
+    const u32* merge_ids;     // product by order >> 1, when the order does not hold it
+    const u32* byte_ids;
+    const uint4* literal_slots;  // like long_slots; bit 31 of the id: needs the CPU
+    const u32* literal_bigrams;  // bit first << 8 | second: a literal begins so
+    const u32* pool;
+    u32 short_seed, short_mask;
+    u32 long_seed, long_mask;
+    u32 merge_seed, merge_mask;
+    u32 literal_seed, literal_mask;
+    u32 max_literal;
+    u32 reserved;
+};

@@ -1,0 +1,115 @@
+// The kernels as a host library: blocks one after the other, and entries that tests look into.
+#include "encode.cu"
+
+namespace {
+
+// What a stage test wants to see of a tile, behind each other: starts, then code planes.
+unsigned* stage_output = nullptr;
+
+void starts_of_tile(const Tables& t, const Batch& batch) {
+    __shared__ Shared sh;
+    Job job{batch.header->n_bytes,
+            batch.header->n_documents,
+            batch.header->flags,
+            batch.header->epoch,
+            blockIdx.x,
+            static_cast<int>(blockIdx.x * TILE)};
+    if (threadIdx.x == 0) start_walk(sh.walk, job.tile_start);
+    __syncthreads();
+    while (sh.walk.mode != DONE) {
+        int window_start = sh.walk.window_start;
+        load_window(sh, batch, job, window_start);
+        classify_window(sh, t, batch, job, window_start);
+        match_literals(sh, t, batch, job, window_start);
+        if (warp_id() == 0) look(sh, t, batch, job);
+        __syncthreads();
+    }
+    if (warp_id()) return;
+    unsigned lane = lane_id(), *output = stage_output + blockIdx.x * (1 + N_CODE_PLANES) * WORDS;
+    output[lane] = sh.start[lane];
+    for (unsigned plane = 0; plane < N_CODE_PLANES; ++plane) output[(1 + plane) * WORDS + lane] = sh.code[plane][lane];
+}
+
+}  // namespace
+
+extern "C" {
+
+void sidetok_encode(const Tables* tables, const Batch* batch, unsigned n_blocks, int backwards) {
+    for (unsigned i = 0; i < n_blocks; ++i)
+        shim::run_block(i, THREADS, backwards != 0, [=] { encode(*tables, *batch); });
+}
+
+void sidetok_starts(const Tables* tables, const Batch* batch, unsigned n_blocks, unsigned* output) {
+    stage_output = output;
+    for (unsigned i = 0; i < n_blocks; ++i) {
+        shim::run_block(i, THREADS, false, [=] { starts_of_tile(*tables, *batch); });
+    }
+}
+
+// Sizes, offsets and constants in the order in which tests/gpu_core/test_shim.py names them. Returns how many.
+unsigned sidetok_layout(unsigned* output) {
+    const unsigned values[] = {
+        THREADS,
+        WINDOW,
+        HALO_LEFT,
+        TILE,
+        MAX_PRETOKEN,
+        MAX_LITERAL,
+        MAX_WALK,
+        EPOCH_SHIFT,
+        N_CODE_PLANES,
+        sizeof(Header),
+        offsetof(Header, epoch),
+        offsetof(Header, n_bytes),
+        offsetof(Header, n_documents),
+        offsetof(Header, flags),
+        offsetof(Header, reserved),
+        sizeof(Completion),
+        offsetof(Completion, epoch),
+        offsetof(Completion, n_tokens),
+        offsetof(Completion, any_flagged),
+        sizeof(Control),
+        offsetof(Control, flag_epoch),
+        offsetof(Control, blocks_done),
+        offsetof(Control, reserved),
+        sizeof(Batch),
+        offsetof(Batch, header),
+        offsetof(Batch, text),
+        offsetof(Batch, document_starts),
+        offsetof(Batch, ids),
+        offsetof(Batch, token_starts),
+        offsetof(Batch, document_tokens),
+        offsetof(Batch, document_flags),
+        offsetof(Batch, tile_states),
+        offsetof(Batch, control),
+        offsetof(Batch, completion),
+        sizeof(Tables),
+        offsetof(Tables, ascii),
+        offsetof(Tables, class_pages),
+        offsetof(Tables, class_blocks),
+        offsetof(Tables, nfc_pages),
+        offsetof(Tables, nfc_blocks),
+        offsetof(Tables, short_keys),
+        offsetof(Tables, short_ids),
+        offsetof(Tables, long_slots),
+        offsetof(Tables, merge_slots),
+        offsetof(Tables, merge_ids),
+        offsetof(Tables, byte_ids),
+        offsetof(Tables, literal_slots),
+        offsetof(Tables, literal_bigrams),
+        offsetof(Tables, pool),
+        offsetof(Tables, short_seed),
+        offsetof(Tables, short_mask),
+        offsetof(Tables, long_seed),
+        offsetof(Tables, long_mask),
+        offsetof(Tables, merge_seed),
+        offsetof(Tables, merge_mask),
+        offsetof(Tables, literal_seed),
+        offsetof(Tables, literal_mask),
+        offsetof(Tables, max_literal),
+        offsetof(Tables, reserved),
+    };
+    std::memcpy(output, values, sizeof(values));
+    return sizeof(values) / sizeof(*values);
+}
+}

@@ -1,0 +1,123 @@
+"""Plain twin of the whole pipeline: what the kernels must answer, one merge at a time. For tests, not for use."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpu_core.bpe_file import read_bpe_model
+from gpu_core.classes import NOT_NORMAL, normal_form_classes
+from gpu_core.closed import closed_entries
+from gpu_core.layout import MAX_PRETOKEN
+from gpu_core.literals import NEEDS_CPU, device_literals
+from gpu_core.spec import TokenizerSpec
+from gpu_core.tables import check_support
+from gpu_core.twin_split import Classified, Mask, classify, split
+
+
+@dataclass(frozen=True, slots=True)
+class TwinResult:
+    """One document: its tokens, and whether the device may answer it."""
+
+    ids: list[int]
+    token_starts: list[int]
+    """Byte position of each token's first byte in the document."""
+    needs_cpu: bool
+
+
+class Twin:
+    """One tokenizer. Raises `UnsupportedTokenizer` like the device's tables."""
+
+    def __init__(self, data: bytes, spec: TokenizerSpec) -> None:
+        check_support(spec)
+        model = read_bpe_model(data)
+        self.family, self.is_nfc = spec.pattern_family, "NFC" in spec.normalizers
+        self.literals = device_literals(spec)
+        self.entries = model.entries if model.ignore_merges else closed_entries(model)
+        self.byte_ids, self.rules = model.byte_ids.tolist(), model.rules.by_pair()
+
+    def encode(self, document: bytes) -> TwinResult:
+        """All stages on one document."""
+        starts, literals, classified = self.starts(document)
+        if not classified.valid:
+            return TwinResult([], [], True)
+        needs_cpu = self.is_nfc and not passes_quick_check(document.decode())
+        needs_cpu |= any(token & NEEDS_CPU for token in literals.values()) or self.literals_overlap(document)
+        ids: list[int] = []
+        token_starts: list[int] = []
+        for begin, end in itertools.pairwise([*np.flatnonzero(starts).tolist(), len(document)]):
+            if begin in literals:
+                symbols = [(begin, literals[begin] & ~NEEDS_CPU)]
+            elif end - begin > MAX_PRETOKEN:
+                return TwinResult([], [], True)
+            else:
+                symbols = [(begin + at, symbol) for at, symbol in self.encode_pretoken(document[begin:end])]
+            token_starts += [at for at, _id in symbols]
+            ids += [symbol for _at, symbol in symbols]
+        return TwinResult(ids, token_starts, needs_cpu)
+
+    def starts(self, document: bytes) -> tuple[Mask, dict[int, int], Classified]:
+        """First bytes of pre-tokens; the added tokens by position; the classes with added tokens blotted out."""
+        border = np.zeros(len(document) + 1, dtype=bool)
+        border[0] = True
+        classified = classify(document, self.family)
+        literals = self.find_literals(document)
+        codes = classified.codes.copy()
+        for at, length in literals:
+            codes[at : at + length] = 0
+            border[at + length] = True
+        classified = Classified(document, codes, classified.lead, classified.valid)
+        starts = split(classified, border[:-1], self.family)
+        starts[[at for at, _length in literals]] = True
+        return starts, {at: self.literals[document[at : at + length]] for at, length in literals}, classified
+
+    def find_literals(self, document: bytes) -> list[tuple[int, int]]:
+        """Positions and lengths of added tokens: leftmost first, the longest of several."""
+        found, end = [], 0
+        for at, length in self._matches(document):
+            if at >= end:
+                found.append((at, length))
+                end = at + length
+        return found
+
+    def literals_overlap(self, document: bytes) -> bool:
+        """Whether the longest matches of two bytes share a byte."""
+        matches = self._matches(document)
+        return any(a + length > b for (a, length), (b, _length) in itertools.pairwise(matches))
+
+    def _matches(self, document: bytes) -> list[tuple[int, int]]:
+        """Position and length of the longest added token at each byte where there is one."""
+        longest = {}
+        for length in sorted({len(literal) for literal in self.literals}):
+            for at in range(len(document) - length + 1):
+                if document[at : at + length] in self.literals:
+                    longest[at] = length
+        return sorted(longest.items())
+
+    def encode_pretoken(self, text: bytes) -> list[tuple[int, int]]:
+        """(position, id) of each token: the whole pre-token if it is an entry, else what the merges leave."""
+        if text in self.entries:
+            return [(0, self.entries[text])]
+        symbols = [(at, self.byte_ids[byte]) for at, byte in enumerate(text)]
+        while True:
+            ranked = [
+                (self.rules[pair][0], i)
+                for i in range(len(symbols) - 1)
+                if (pair := (symbols[i][1], symbols[i + 1][1])) in self.rules
+            ]
+            if not ranked:
+                return symbols
+            _rank, i = min(ranked)
+            product = self.rules[symbols[i][1], symbols[i + 1][1]][1]
+            symbols[i : i + 2] = [(symbols[i][0], product)]
+
+
+def passes_quick_check(text: str) -> bool:
+    """Whether NFC certainly leaves the text alone: no doubtful character, and marks in canonical order."""
+    points = np.array([ord(char) for char in text], dtype=np.int64)
+    values: NDArray[np.uint8] = normal_form_classes()[points] if len(points) else np.zeros(0, np.uint8)
+    before = np.concatenate((values[:1], values[:-1]))
+    return not ((values == NOT_NORMAL) | ((values > 0) & (before > values))).any()

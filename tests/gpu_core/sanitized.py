@@ -1,0 +1,40 @@
+"""Run by test_sanitizers.py in a process of its own: the kernels under sanitizers, against the reference."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from gpu_core.layout import TILE
+from gpu_core.shim import HostPipeline
+from gpu_core.spec import read_spec
+from gpu_core.tables import build_tables
+from tests.data import tokenizer_json
+from tests.gpu_core.texts import random_text
+
+
+def main(family: str, cache_dir: str, *flags: str) -> None:
+    """Encode random batches; any report of a sanitizer ends the process with a failure."""
+    data = tokenizer_json(family)
+    spec = read_spec(data)
+    reference = Tokenizer.from_str(data.decode())
+    pipeline = HostPipeline(build_tables(data, spec), Path(cache_dir), 16 << 10, flags=flags)
+    rng = random.Random(1)
+    literals = [token.content for token in spec.added_tokens]
+    n_answered = 0
+    for n in (0, 1, 40, TILE, 3_000):
+        texts = [random_text(rng, literals, n), "", random_text(rng, literals, n // 2), "=" * n, "\n" + " " * n]
+        result = pipeline.encode([text.encode() for text in texts])
+        for i, text in enumerate(texts):
+            if result.reasons[i] == 0:
+                n_answered += 1
+                assert result.document_ids(i).tolist() == reference.encode(text, add_special_tokens=False).ids
+    pipeline.encode([b"\xff\xe4\xb8", b"\xb8"])
+    print(f"answered {n_answered}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
