@@ -26,7 +26,7 @@ log = logging.getLogger("sidetok.dispatcher")
 
 MIN_WORKERS = 4
 """A few workers even on a small host, so that a large document does not make short ones wait for it."""
-CLOSE_S = 2.0
+CLOSE_S = 0.25
 
 
 Schedule = Callable[[Callable[[], None]], Any]

@@ -17,7 +17,7 @@ log = logging.getLogger("sidetok.shadow")
 
 MAX_WAITING = 64
 """Documents that wait for the check; more are dropped and counted, so that the check never holds much text."""
-CLOSE_S = 2.0
+CLOSE_S = 0.25
 
 
 @dataclass(slots=True)

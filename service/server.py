@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import signal
 import socket
-import stat
 import sys
+import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -22,6 +20,7 @@ from dispatcher.options import DispatcherOptions
 from service import log as logs
 from service.app import make_app
 from service.banner import show_banner
+from service.listeners import Listener, StartError, open_listeners
 from service.options import ServiceOptions
 from service.protocol import Protocol
 from service.registry import Registry
@@ -31,20 +30,21 @@ log = logging.getLogger("sidetok.server")
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a worker may keep the interpreter while the event loop wants it (Python's default is ten times that)."""
-DRAIN_GRACE_S = 0.25
-"""How long the drain keeps answering on open connections before it closes idle ones."""
-
-
-class StartError(Exception):
-    """The service cannot start; the message says why and what to do."""
+GRACE_S = 0.25
+"""How long a drain lets new connections in: the news that the service wants no traffic needs time to spread."""
+LAST_S = 0.1
+"""How long the requests of the last connections get to arrive, before idle connections are closed."""
+EXIT_S = 1.0
+"""The part of the drain timeout that is left for the end of the process."""
 
 
 class Server(uvicorn.Server):
     """uvicorn on TCP and Unix sockets of one process, with signals and exit code of our own."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, listeners: list[Listener]) -> None:
         super().__init__(config)
         self._service = service
+        self._listeners = listeners
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen on every socket; uvicorn itself would treat a Unix socket as TCP."""
@@ -57,11 +57,17 @@ class Server(uvicorn.Server):
                 self.servers.append(server)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drain: no new connections, answers close theirs, then uvicorn's own shutdown waits for what is in flight."""
+        """Drain: answers close their connections, then no new ones get in, then uvicorn waits for what is in flight."""
+        timeout_s = self._service.options.drain_timeout_s
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + timeout_s - min(EXIT_S, timeout_s / 2)
         self._service.drain()
-        for server in self.servers:
-            server.close()
-        await asyncio.sleep(DRAIN_GRACE_S)
+        await asyncio.sleep(min(GRACE_S, timeout_s / 4))
+        for listener in self._listeners:
+            listener.shut()
+        await asyncio.sleep(min(LAST_S, timeout_s / 8))
+        left_s: Any = max(0.0, until_s - loop.time())
+        self.config.timeout_graceful_shutdown = left_s
         await super().shutdown(sockets)
 
     @contextlib.contextmanager
@@ -93,21 +99,22 @@ def serve(options: ServiceOptions, work: DispatcherOptions) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         registry = Registry(options, work)
-        sockets = open_sockets(options)
+        listeners = open_listeners(options)
     except (StartError, ValueError) as error:
         print(f"sidetok: {error}", file=sys.stderr)
         return 2
     try:
-        return uvloop.run(_serve(options, work, registry, sockets))
+        uvloop.run(_serve(options, work, registry, listeners))
     finally:
-        if options.uds:
-            with contextlib.suppress(OSError):
-                os.unlink(options.uds)
+        for listener in listeners:
+            listener.remove_file()
+    _leave_threads_behind()
+    return 0
 
 
 async def _serve(
-    options: ServiceOptions, work: DispatcherOptions, registry: Registry, sockets: list[socket.socket]
-) -> int:
+    options: ServiceOptions, work: DispatcherOptions, registry: Registry, listeners: list[Listener]
+) -> None:
     service = Service(options, work, registry)
     config = uvicorn.Config(
         make_app(service),
@@ -122,17 +129,27 @@ async def _serve(
         proxy_headers=False,
         backlog=2048,
         timeout_keep_alive=options.keep_alive_s,
-        timeout_graceful_shutdown=max(1, round(options.drain_timeout_s)),
     )
-    server = Server(config, service)
-    loading = asyncio.ensure_future(_load(service, addresses(sockets)))
+    server = Server(config, service, listeners)
+    loading = asyncio.ensure_future(_load(service, [listener.address for listener in listeners]))
     try:
-        await server.serve(sockets)
+        await server.serve([listener.sock for listener in listeners])
     finally:
         loading.cancel()
         service.close()
     log.info("stopped", extra={"requests": server.server_state.total_requests})
-    return 0
+
+
+def _leave_threads_behind() -> None:
+    """End the process here if a load or a document outlived the drain.
+
+    At the end of the interpreter a thread that comes back from a native library would abort the process.
+    """
+    if any(thread.daemon for thread in threading.enumerate()):
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 async def _load(service: Service, where: list[str]) -> None:
@@ -141,75 +158,3 @@ async def _load(service: Service, where: list[str]) -> None:
     if service.ready:
         log.info("ready", extra={"addresses": where})
         show_banner(service.options.banner, service.registry, where)
-
-
-def addresses(sockets: list[socket.socket]) -> list[str]:
-    """Where the service listens, as URLs and `unix:PATH`."""
-    names = []
-    for sock in sockets:
-        if sock.family == socket.AF_UNIX:
-            names.append(f"unix:{sock.getsockname()}")
-        else:
-            host, port = sock.getsockname()[:2]
-            names.append(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
-    return names
-
-
-def open_sockets(options: ServiceOptions) -> list[socket.socket]:
-    """Bind every listener before anything is loaded, so that a taken address fails at once."""
-    sockets = []
-    if options.host:
-        sockets.append(_open_tcp(options.host, options.port))
-    if options.uds:
-        sockets.append(_open_uds(Path(options.uds), options.uds_mode))
-    if not sockets:
-        raise StartError("There is nothing to listen on; give --host or --uds.")
-    return sockets
-
-
-def _open_tcp(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        sock = socket.socket(family, kind, protocol)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-    except OSError as error:
-        hint = "another process listens there; choose another --port" if error.errno == errno.EADDRINUSE else error
-        raise StartError(f"Cannot listen on {host}:{port}: {hint}.") from error
-    return sock
-
-
-def _open_uds(path: Path, mode: str) -> socket.socket:
-    """Bind a Unix socket: a stale file is replaced; a live socket, or a file that is no socket, is refused."""
-    try:
-        permissions = int(mode, 8)
-    except ValueError:
-        raise StartError(f"--uds-mode is an octal mode like 0660, not {mode}.") from None
-    try:
-        if path.exists() or path.is_symlink():
-            _remove_stale(path)
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        previous = os.umask(0o777 & ~permissions)
-        try:
-            sock.bind(str(path))
-        finally:
-            os.umask(previous)
-        os.chmod(path, permissions)
-    except OSError as error:
-        raise StartError(f"Cannot listen on the Unix socket {path}: {error.strerror or error}.") from error
-    return sock
-
-
-def _remove_stale(path: Path) -> None:
-    if not stat.S_ISSOCK(path.lstat().st_mode):
-        raise StartError(f"{path} exists and is no socket; choose another --uds path.")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink()
-            return
-        except OSError:
-            pass
-    raise StartError(f"Another process serves on the Unix socket {path}; stop it or choose another --uds path.")
