@@ -54,7 +54,8 @@ __device__ __forceinline__ u32 sure_end(const Shared& sh, const Tables& t, const
                                         u32 blanks_begin) {
     u32 lane = lane_id() * 32, late = WINDOW - t.max_literal;
     u32 candidates = sh.candidate[lane_id()] & ~(late > lane ? bits_below(late - lane) : 0);
-    u32 end = min(SURE, lowest_position(candidates));
+    // What stands right before an added token is split as at the end of a text: not sure either, and up to 4 bytes long.
+    u32 end = min(SURE, lowest_position(candidates) - 4);
     if (!HAS_FAR_FACTS || blanks_begin == WINDOW) return end;
     // The first of the blanks may or may not be a start only if they follow a newline that is not claimed.
     bool open = blanks_begin && has_position(m.newline & ~runs.claimed, blanks_begin - 1);
