@@ -1,26 +1,19 @@
 """Where the arrays of an execution context lie in its block of pinned memory and its block of device memory.
 
-pinned   completion │ document_starts │ header text │ ids │ token_starts │ document_tokens
-device   control counters completion │ document_flags │ tile_states │ [document_starts header text]
-         [ids token_starts document_tokens]            in brackets: only if a transfer of the class needs it
+pinned   completion │ document_starts │ header │ text │ ids │ token_starts │ document_tokens
+device   control │ document_flags │ tile_states │ and copies of all the others but the completion
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpu_core.layout import Buffer, workspace
-from gpu_core.transfer import Transfer
 
 ALIGNMENT = 256
-HEADER_ROOM = 32
-"""The header lies so many bytes before the text, so that one copy takes both."""
-COUNTERS = Buffer("counters", "<u4", 4, zeroed=True)
-"""What the kernels of `transfer.cu` count with."""
-_INPUTS = ("document_starts", "header", "text")
-_RESULTS = ("ids", "token_starts", "document_tokens")
-_STATE = ("control", "counters", "completion", "document_flags", "tile_states")
+_SHARED = ("header", "document_starts", "text", "ids", "token_starts", "document_tokens")
+_PINNED = ("completion", *_SHARED)
+_DEVICE = ("control", "document_flags", "tile_states", *_SHARED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,30 +38,18 @@ class Arena:
     """Items of each array."""
 
 
-def arrange(capacity: int, max_documents: int, token_starts: bool, transfers: Iterable[Transfer]) -> Arena:
-    """Lay out the arrays of `layout.workspace` for the transfers that a class uses."""
-    buffers = {buffer.name: buffer for buffer in (*workspace(capacity, max_documents, token_starts), COUNTERS)}
-    used = tuple(transfers)
-    on_device: tuple[str, ...] = _STATE
-    if any(transfer.text_on_device for transfer in used):
-        on_device += _INPUTS
-    if any(transfer.results_on_device for transfer in used):
-        on_device += _RESULTS
-    pinned = ("completion", *_INPUTS, *_RESULTS)
+def arrange(capacity: int, max_documents: int, token_starts: bool) -> Arena:
+    """Lay out the arrays of `layout.workspace`."""
+    buffers = {buffer.name: buffer for buffer in workspace(capacity, max_documents, token_starts)}
     lengths = {name: buffer.length for name, buffer in buffers.items()}
-    return Arena(_place(buffers, pinned), _place(buffers, on_device), lengths)
+    return Arena(_place(buffers, _PINNED), _place(buffers, _DEVICE), lengths)
 
 
 def _place(buffers: dict[str, Buffer], names: tuple[str, ...]) -> Block:
     offsets: dict[str, int] = {}
     end = 0
     for name in names:
-        if name == "header" or buffers[name].length == 0:
-            continue
-        end = -(-end // ALIGNMENT) * ALIGNMENT
-        if name == "text":
-            offsets["header"] = end + ALIGNMENT - HEADER_ROOM
-            end += ALIGNMENT
-        offsets[name] = end
-        end += buffers[name].n_bytes
-    return Block(offsets, -(-end // ALIGNMENT) * ALIGNMENT)
+        if buffers[name].length:
+            offsets[name] = end
+            end += -(-buffers[name].n_bytes // ALIGNMENT) * ALIGNMENT
+    return Block(offsets, end)

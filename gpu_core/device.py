@@ -1,7 +1,7 @@
 """The GPU through CuPy: memory, kernels, capture and replay. The only file that imports CuPy.
 
-    capture   [fetch] ─► encode ─► [deliver]        once for each transfer that a size class uses
-    replay    header into pinned memory, launch; the last node writes the epoch to a completion word in pinned memory
+    capture   [fetch] ─► encode        once for each transfer
+    replay    header into pinned memory, launch; the last block writes the epoch to a completion word in pinned memory
 
 A context belongs to the thread that uses it; nothing here is safe for two threads at a time.
 """
@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_core.arena import HEADER_ROOM, arrange
+from gpu_core.arena import arrange
 from gpu_core.errors import DeviceFault, DeviceUnavailable
 from gpu_core.execution import ExecutionContext, OutOfDeviceMemory, reasons_of
 from gpu_core.ladder import SizeClass
@@ -24,7 +23,7 @@ from gpu_core.layout import BATCH, COMPLETION, EPOCH_SHIFT, HEADER, KERNELS, ker
 from gpu_core.options import GpuOptions
 from gpu_core.record import source_digest
 from gpu_core.tables import Tables
-from gpu_core.transfer import Transfer, choose, used_by
+from gpu_core.transfer import FAR, FAR_RESIDENT, TRANSFERS, Transfer, choose
 
 try:
     import cupy
@@ -32,19 +31,12 @@ try:
 except ImportError:
     cupy = driver = runtime = None
 
-TRANSFER_THREADS = 512
-TRANSFER_BYTES_PER_BLOCK = 16 << 10
-"""A class gets a block of `fetch` or `deliver` for so many bytes of text, up to `MAX_TRANSFER_BLOCKS`."""
-MAX_TRANSFER_BLOCKS = 132
-_TRANSFER_FIELDS = (
-    ("pinned", "header"), ("device", "header"), ("pinned", "text"), ("device", "text"),
-    ("pinned", "document_starts"), ("device", "document_starts"), ("device", "ids"), ("pinned", "ids"),
-    ("device", "token_starts"), ("pinned", "token_starts"), ("device", "document_tokens"),
-    ("pinned", "document_tokens"), ("device", "completion"), ("pinned", "completion"), ("device", "counters"),
-)  # fmt: skip
-"""`struct Transfer` of `kernels/transfer.cu`, all pointers."""
-_INPUTS = frozenset({"header", "text", "document_starts"})
-_RESULTS = frozenset({"ids", "token_starts", "document_tokens"})
+FETCH_THREADS = 512
+FETCH_BYTES_PER_BLOCK = 16 << 10
+"""A class gets a block of `fetch` for so many bytes of text, up to `MAX_FETCH_BLOCKS`."""
+MAX_FETCH_BLOCKS = 132
+_INPUTS = ("header", "document_starts", "text")
+_RESULTS = ("ids", "token_starts", "document_tokens")
 _NOT_READY, _OUT_OF_MEMORY = 600, 2
 
 Launch = tuple[int, int, int, Any, Any]
@@ -88,11 +80,9 @@ class CudaDevice:
         self._memory: dict[str, Any] = {}
         for name, array in tables.arrays.items():
             if array.size:
-                self._memory[name] = cupy.cuda.Memory(array.nbytes)
-                runtime.memcpy(
-                    self._memory[name].ptr, np.ascontiguousarray(array).ctypes.data, array.nbytes,
-                    runtime.memcpyHostToDevice,
-                )  # fmt: skip
+                source = np.ascontiguousarray(array)
+                self._memory[name] = memory = cupy.cuda.Memory(source.nbytes)
+                runtime.memcpy(memory.ptr, source.ctypes.data, source.nbytes, runtime.memcpyHostToDevice)
         return tables.struct({name: memory.ptr for name, memory in self._memory.items()})
 
 
@@ -102,10 +92,7 @@ class CudaContext:
     def __init__(self, device: CudaDevice, size: SizeClass) -> None:
         self.size = size
         self._device, self._stream = device, device.stream.ptr
-        options = device.options
-        self._transfers = used_by(size.capacity)
-        arena = arrange(size.capacity, size.max_documents, options.token_starts, self._transfers)
-        self._arena = arena
+        self._arena = arena = arrange(size.capacity, size.max_documents, device.options.token_starts)
         self._pinned_memory = cupy.cuda.PinnedMemory(arena.pinned.n_bytes)
         self._device_memory = cupy.cuda.Memory(arena.device.n_bytes)
         self._base = {"pinned": int(self._pinned_memory.ptr), "device": int(self._device_memory.ptr)}
@@ -116,60 +103,64 @@ class CudaContext:
         self.ids = self._pinned_words("ids")
         self.token_starts = self._pinned_words("token_starts")
         self.document_tokens = self._pinned_words("document_tokens")
-        self._completion = self._pinned_bytes("completion", COMPLETION.itemsize).view(COMPLETION)
-        self._word = self._pinned_bytes("completion", 8).data.cast("Q")
+        completion = self._pinned_bytes("completion", COMPLETION.itemsize).data
+        self._word, self._results = completion[:8].cast("Q"), completion[8:].cast("I")
         self._pack_header = struct.Struct("<QIIII").pack_into
         self._header = self._pinned_bytes("header", HEADER.itemsize).data
         self._epoch = 0
-        self._event = cupy.cuda.Event(block=True, disable_timing=True) if options.wait == "block" else None
+        self._event = None
+        if device.options.wait == "block":
+            self._event = cupy.cuda.Event(block=True, disable_timing=True)
         runtime.deviceSynchronize()
-        self._replays: dict[Transfer, Callable[[], Any]] = {}
-        self._held: list[Any] = []
-        for transfer in self._transfers:
-            self.capture(transfer)
-
-    def capture(self, transfer: Transfer) -> None:
-        """Make the graph of one transfer, and run it once on an empty batch so that nothing is left to load."""
-        launches = self._launches(transfer)
-        self._held.append(launches)
-        if self._device.options.eager:
-            self._replays[transfer] = lambda: self._run(launches)
-        else:
-            with self._device.stream:
-                self._device.stream.begin_capture()
-                self._run(launches)
-                graph = self._device.stream.end_capture()
-            self._held.append(graph)
-            graph.upload(self._device.stream)
-            executable, stream, launch = graph.graphExec, self._stream, runtime.graphLaunch
-            self._replays[transfer] = lambda: launch(executable, stream)
-        self._launch(transfer, 0, 0, 0)
-        self._device.stream.synchronize()
-        self.alive()
+        self._launches = {transfer: self._nodes(transfer) for transfer in TRANSFERS}
+        self._graphs = {} if device.options.eager else {transfer: self._capture(transfer) for transfer in TRANSFERS}
+        self._executables = {transfer: graph.graphExec for transfer, graph in self._graphs.items()}
+        for transfer in TRANSFERS:
+            # Once on an empty batch, so that nothing is left to load.
+            self.launch_as(transfer, 0, 0, 0)
+            device.stream.synchronize()
+            self.alive()
 
     def launch(self, n_bytes: int, n_documents: int, flags: int, resident: bool) -> None:
         """See `ExecutionContext.launch`."""
-        self._launch(choose(n_bytes, n_documents, resident), n_bytes, n_documents, flags)
+        self.launch_as(choose(n_bytes, n_documents, resident), n_bytes, n_documents, flags)
 
     def launch_as(self, transfer: Transfer, n_bytes: int, n_documents: int, flags: int) -> None:
-        """The same with a given transfer, captured before: for measurements."""
-        self._launch(transfer, n_bytes, n_documents, flags)
-
-    def _launch(self, transfer: Transfer, n_bytes: int, n_documents: int, flags: int) -> None:
+        """The same with a transfer of the caller's choice, for measurements."""
         self._epoch += 1
         self._pack_header(self._header, 0, self._epoch, n_bytes, n_documents, flags, 0)
         try:
-            if transfer.text == "copied":
-                self._copy_in(n_bytes, n_documents)
-            self._replays[transfer]()
+            if self._executables:
+                runtime.graphLaunch(self._executables[transfer], self._stream)
+            else:
+                self._run(self._launches[transfer])
             if self._event is not None:
                 self._event.record(self._device.stream)
         except (runtime.CUDARuntimeError, driver.CUDADriverError) as error:
             raise DeviceFault(str(error)) from None
 
-    def done(self) -> bool:
-        """See `ExecutionContext.done`."""
-        return self._word[0] == self._epoch
+    def time_kernels(self, n_bytes: int, n_documents: int, flags: int) -> float:
+        """Microseconds of `encode` on the device, with text and results there."""
+        begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+        self._epoch += 1
+        self._pack_header(self._header, 0, self._epoch, n_bytes, n_documents, flags, 0)
+        fetch, encode = self._launches[FAR_RESIDENT]
+        # Several times, so that the device is busy until all that is timed has been launched.
+        self._run([fetch] * 16)
+        begin.record(self._device.stream)
+        self._run([encode])
+        end.record(self._device.stream)
+        end.synchronize()
+        return float(cupy.cuda.get_elapsed_time(begin, end)) * 1000
+
+    def poll(self, n_times: int) -> bool:
+        """See `ExecutionContext.poll`."""
+        word, epoch = self._word, self._epoch
+        while word[0] != epoch:
+            n_times -= 1
+            if n_times <= 0:
+                return False
+        return True
 
     def alive(self) -> None:
         """See `ExecutionContext.alive`."""
@@ -179,87 +170,75 @@ class CudaContext:
             raise DeviceFault(str(error)) from None
         if status not in {0, _NOT_READY}:
             raise DeviceFault(f"CUDA error {status}")
-        if status == 0 and not self.done():
+        if status == 0 and not self.poll(1):
             raise DeviceFault("a replay ended without a result")
 
     def block(self) -> None:
         """See `ExecutionContext.block`."""
         try:
-            if self._event is not None:
-                self._event.synchronize()
-            else:
-                self._device.stream.synchronize()
+            (self._event or self._device.stream).synchronize()
         except runtime.CUDARuntimeError as error:
             raise DeviceFault(str(error)) from None
 
     def any_flagged(self) -> bool:
         """See `ExecutionContext.any_flagged`."""
-        return bool(self._completion["any_flagged"][0])
+        return self._results[1] != 0
 
     def n_tokens(self) -> int:
         """See `ExecutionContext.n_tokens`."""
-        return int(self._completion["n_tokens"][0])
+        return self._results[0]
 
     def reasons(self, n_documents: int) -> NDArray[np.uint32]:
         """See `ExecutionContext.reasons`."""
         words = np.empty(n_documents, dtype=np.uint32)
-        self.alive()
-        runtime.memcpy(words.ctypes.data, self._address("device", "document_flags"), words.nbytes,
-                       runtime.memcpyDeviceToHost)  # fmt: skip
+        # The completion word is visible before the kernel has ended, and a copy on another stream does not wait for it.
+        self._device.stream.synchronize()
+        source = self._address("device", "document_flags")
+        runtime.memcpy(words.ctypes.data, source, words.nbytes, runtime.memcpyDeviceToHost)
         return reasons_of(words, self._epoch, EPOCH_SHIFT)
 
     def device_array(self, name: str, length: int, owner: object) -> Any:
         """See `ExecutionContext.device_array`."""
-        address = self._address("device", name)
-        memory = cupy.cuda.UnownedMemory(address, max(length, 1) * 4, owner)
+        memory = cupy.cuda.UnownedMemory(self._address("device", name), max(length, 1) * 4, owner)
         return cupy.ndarray((length,), dtype=np.uint32, memptr=cupy.cuda.MemoryPointer(memory, 0))
 
-    def _copy_in(self, n_bytes: int, n_documents: int) -> None:
-        """Header and text by the copy engine; one document needs no starts."""
-        kind, stream = runtime.memcpyHostToDevice, self._stream
-        to, source = self._address("device", "header"), self._address("pinned", "header")
-        runtime.memcpyAsync(to, source, HEADER_ROOM + n_bytes, kind, stream)
-        if n_documents > 1:
-            to, source = self._address("device", "document_starts"), self._address("pinned", "document_starts")
-            runtime.memcpyAsync(to, source, 4 * (n_documents + 1), kind, stream)
+    def _capture(self, transfer: Transfer) -> Any:
+        """The graph of one transfer."""
+        with self._device.stream as stream:
+            stream.begin_capture()
+            self._run(self._launches[transfer])
+            graph = stream.end_capture()
+        graph.upload(self._device.stream)
+        return graph
 
-    def _launches(self, transfer: Transfer) -> list[Launch]:
+    def _nodes(self, transfer: Transfer) -> list[Launch]:
         """The kernels of a replay, in order, with their parameters."""
-        capacity = self.size.capacity
-        blocks = max(1, min(MAX_TRANSFER_BLOCKS, capacity // TRANSFER_BYTES_PER_BLOCK))
-        parameters = self._transfer_struct(transfer)
-        nodes = [_launch_of(self._device.kernels["encode"], n_tiles(capacity), KERNELS[0].threads,
-                            self._device.tables, self._batch_struct(transfer))]  # fmt: skip
-        if transfer.text == "fetched":
-            nodes.insert(0, _launch_of(self._device.kernels["fetch"], blocks, TRANSFER_THREADS, parameters))
-        if transfer.results == "delivered":
-            nodes.append(_launch_of(self._device.kernels["deliver"], blocks, TRANSFER_THREADS, parameters))
-        return nodes
+        kernels, capacity = self._device.kernels, self.size.capacity
+        encode = _launch_of(
+            kernels["encode"], n_tiles(capacity), KERNELS[0].threads, self._device.tables, self._batch(transfer)
+        )
+        if transfer not in {FAR, FAR_RESIDENT}:
+            return [encode]
+        blocks = max(1, min(MAX_FETCH_BLOCKS, capacity // FETCH_BYTES_PER_BLOCK))
+        addresses = [self._address(where, name) for name in _INPUTS for where in ("pinned", "device")]
+        return [_launch_of(kernels["fetch"], blocks, FETCH_THREADS, np.array(addresses, dtype=np.uint64)), encode]
 
     def _run(self, launches: list[Launch]) -> None:
-        for kernel, blocks, threads, parameters, _held in launches:
-            driver.launchKernel(
-                kernel, blocks, 1, 1, threads, 1, 1, 0, self._stream, ctypes.addressof(parameters), 0
-            )  # fmt: skip
+        for kernel, blocks, threads, parameters, _structs in launches:
+            pointer = ctypes.addressof(parameters)
+            driver.launchKernel(kernel, blocks, 1, 1, threads, 1, 1, 0, self._stream, pointer, 0)
 
-    def _batch_struct(self, transfer: Transfer) -> NDArray[Any]:
+    def _batch(self, transfer: Transfer) -> NDArray[Any]:
+        """The struct `Batch` of one transfer."""
+        where = dict.fromkeys(BATCH.names or (), "device") | {"completion": "pinned"}
+        if transfer.text == "mapped":
+            where |= dict.fromkeys(_INPUTS, "pinned")
+        if transfer.results == "mapped":
+            where |= dict.fromkeys(_RESULTS, "pinned")
         batch = np.zeros((), dtype=BATCH)
-        for name in BATCH.names or ():
-            where = "device"
-            if name in _INPUTS and not transfer.text_on_device:
-                where = "pinned"
-            if name in _RESULTS and not transfer.results_on_device:
-                where = "pinned"
-            if name == "completion" and transfer.results != "delivered":
-                where = "pinned"
-            batch[name] = self._address(where, name)
+        for name, place in where.items():
+            batch[name] = self._address(place, name)
         return batch
-
-    def _transfer_struct(self, transfer: Transfer) -> NDArray[Any]:
-        addresses = [self._address(where, name) for where, name in _TRANSFER_FIELDS]
-        if not transfer.text_on_device:
-            addresses[1] = self._address("pinned", "header")
-        return np.array(addresses, dtype=np.uint64)
 
     def _address(self, where: str, name: str) -> int:
         block = self._arena.pinned if where == "pinned" else self._arena.device
@@ -289,13 +268,12 @@ def _compile(defines: dict[str, int]) -> tuple[dict[str, int], list[Any]]:
     options = (*flags, *(f"-D{name}={value}" for name, value in sorted(defines.items())))
     found: dict[str, int] = {}
     loaded: list[Any] = []
-    for source, names in (("encode.cu", ("encode",)), ("transfer.cu", ("fetch", "deliver"))):
-        module = cupy.RawModule(code=(kernel_directory() / source).read_text(), options=options)
+    for name in ("encode", "fetch"):
+        module = cupy.RawModule(code=(kernel_directory() / f"{name}.cu").read_text(), options=options)
         try:
-            for name in names:
-                kernel = module.get_function(name)
-                found[name] = kernel.kernel.ptr
-                loaded.append((module, kernel))
+            kernel = module.get_function(name)
+            found[name] = kernel.kernel.ptr
         except cupy.cuda.compiler.CompileException as error:
             raise DeviceUnavailable(f"the kernels do not compile on this device: {error}") from None
+        loaded.append((module, kernel))
     return found, loaded

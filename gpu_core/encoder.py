@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpu_core.encoding import Encoding, Lease, PartResult, ResidentEncoding, Times, held
+from gpu_core.encoding import Encoding, Lease, PartResult, ResidentEncoding, Times
 from gpu_core.errors import DeviceUnavailable, NoFreeContext
 from gpu_core.execution import Device, ExecutionContext, OutOfDeviceMemory
 from gpu_core.ladder import Ladder, Part, Plan, SizeClass, size_classes, within_budget
@@ -150,9 +150,15 @@ class Encoder:
 
     def _run(self, replay: _Replay, times: Times) -> Encoding:
         self._launch(replay, times)
-        reasons = self._await(replay, times)
-        needs_cpu = {document: REASONS[reason] for document, reason in reasons.items()}
-        return Encoding([_take(replay)], None, replay.n_documents, needs_cpu, times)
+        # While the device works: what is not done now adds to the time of the call.
+        part = _result(replay)
+        needs_cpu: dict[int, str] = {}
+        encoding = Encoding([part], None, replay.n_documents, needs_cpu, times)
+        for document, reason in self._await(replay, times).items():
+            needs_cpu[document] = REASONS[reason]
+        if not replay.flags:
+            part.detach()
+        return encoding
 
     def _launch(self, replay: _Replay, times: Times) -> None:
         replay.launched_ns = time.perf_counter_ns()
@@ -175,7 +181,7 @@ class Encoder:
             end = time.perf_counter_ns()
             return Waited(end - replay.launched_ns, end - begin, 0)
         waiter = self._adaptive if self.options.wait == "adaptive" else self._spin
-        return waiter.wait(context.done, context.alive, replay.n_bytes, replay.launched_ns)
+        return waiter.wait(context.poll, context.alive, replay.n_bytes, replay.launched_ns)
 
     def _encode_parts(self, documents: Sequence[bytes | memoryview], flags: int) -> Encoding:
         """Several replays: while the device works on one, the host fills the next."""
@@ -231,7 +237,9 @@ class _Parts:
         part = self._plan.parts[len(self._results)]
         for place, reason in self._encoder._await(replay, self._times).items():
             self._needs_cpu[part.pieces[place].document] = REASONS[reason]
-        self._results.append(_take(replay))
+        self._results.append(_result(replay))
+        if not replay.flags:
+            self._results[-1].detach()
 
 
 def _set_up(device: Device, options: GpuOptions) -> dict[SizeClass, list[ExecutionContext]]:
@@ -272,6 +280,11 @@ def _warn_of_less(
 def _fill(context: ExecutionContext, documents: Sequence[bytes | memoryview], lengths: list[int], times: Times) -> None:
     """Copy documents into the pinned memory of a context."""
     begin = time.perf_counter_ns()
+    if len(documents) == 1:
+        context.document_starts[0], context.document_starts[1] = 0, lengths[0]
+        context.text[: lengths[0]] = documents[0]
+        times.fill_ns += time.perf_counter_ns() - begin
+        return
     ends = list(accumulate(lengths, initial=0))
     context.document_starts[: len(ends)] = ends
     n_bytes = ends[-1]
@@ -283,16 +296,5 @@ def _fill(context: ExecutionContext, documents: Sequence[bytes | memoryview], le
     times.fill_ns += time.perf_counter_ns() - begin
 
 
-def _take(replay: _Replay) -> PartResult:
-    """The results of a complete replay: views of its context, or only counts, and then the context is free."""
-    lease, context, flags = replay.lease, replay.lease.context, replay.flags
-    tokens = context.document_tokens[: replay.n_documents + 1].copy()
-    part = PartResult(tokens, lease=lease)
-    if flags & FLAG_IDS:
-        part.ids = held(context.ids[: tokens[-1]], lease)
-    if flags & FLAG_TOKEN_STARTS:
-        part.token_starts = held(context.token_starts[: tokens[-1]], lease)
-        part.text_starts = context.document_starts[: replay.n_documents].tolist()
-    if not flags:
-        part.release()
-    return part
+def _result(replay: _Replay) -> PartResult:
+    return PartResult(replay.lease, replay.n_documents, replay.flags)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpu_core.execution import ExecutionContext
+from gpu_core.layout import FLAG_IDS, FLAG_TOKEN_STARTS
 from gpu_core.waiting import Waited
 
 Ids = NDArray[np.uint32]
@@ -33,39 +34,49 @@ class Lease:
         self.release()
 
 
-class _Held:
-    """The memory of an array, together with the lease that keeps it from being overwritten."""
+class HeldIds(np.ndarray[tuple[Any, ...], np.dtype[np.uint32]]):
+    """An array in the memory of an execution context; it and all views of it keep the lease of the context."""
 
-    __slots__ = ("__array_interface__", "lease")
-
-    def __init__(self, array: Ids, lease: Lease) -> None:
-        self.__array_interface__ = array.__array_interface__
-        self.lease = lease
+    lease: Lease
 
 
 def held(array: Ids, lease: Lease) -> Ids:
     """A read-only view of the array; the lease lives as long as this or any view of it."""
-    view: Ids = np.asarray(_Held(array, lease))
+    view = array.view(HeldIds)
+    view.lease = lease
     view.flags.writeable = False
     return view
 
 
-@dataclass(slots=True)
 class PartResult:
-    """What one replay answered, on the host."""
+    """What one replay answers, on the host: made while it runs, read when it is complete.
 
-    document_tokens: NDArray[np.uint32]
-    """Where the ids of each piece begin, and the end of the last."""
-    ids: Ids | None = None
-    token_starts: Ids | None = None
-    text_starts: list[int] = field(default_factory=list)
-    """Where each piece begins in the text of the part; only with token starts."""
-    lease: Lease | None = None
+    The lease is held as long as the arrays are in the context's memory.
+    """
+
+    __slots__ = ("document_tokens", "ids", "lease", "text_starts", "token_starts")
+
+    def __init__(self, lease: Lease, n_documents: int, flags: int) -> None:
+        context = lease.context
+        self.lease: Lease | None = lease
+        self.document_tokens = context.document_tokens[: n_documents + 1]
+        """Where the ids of each piece begin, and the end of the last."""
+        self.ids: Ids | None = None
+        self.token_starts: Ids | None = None
+        self.text_starts: list[int] = []
+        """Where each piece begins in the text of the part; only with token starts."""
+        if flags & FLAG_IDS:
+            self.ids = held(context.ids, lease)
+        if flags & FLAG_TOKEN_STARTS:
+            self.token_starts = held(context.token_starts, lease)
+            self.text_starts = context.document_starts[:n_documents].tolist()
 
     def detach(self) -> None:
         """Copy the arrays, so that the context is free again."""
-        self.ids = None if self.ids is None else self.ids.copy()
-        self.token_starts = None if self.token_starts is None else self.token_starts.copy()
+        self.document_tokens = self.document_tokens.copy()
+        n_tokens = int(self.document_tokens[-1])
+        self.ids = None if self.ids is None else self.ids[:n_tokens].copy()
+        self.token_starts = None if self.token_starts is None else self.token_starts[:n_tokens].copy()
         self.release()
 
     def release(self) -> None:
@@ -87,9 +98,10 @@ class Times:
 
     def add_wait(self, waited: Waited) -> None:
         """Count one wait."""
-        self.wait_ns += waited.total_ns
-        self.slept_ns += waited.slept_ns
-        self.polled_ns += waited.polled_ns
+        total, slept, polled = waited
+        self.wait_ns += total
+        self.slept_ns += slept
+        self.polled_ns += polled
 
 
 class Encoding:
@@ -120,6 +132,10 @@ class Encoding:
 
     def ids(self, document: int) -> Ids:
         """Ids of a document: a view without a copy, unless the document was cut into several replays."""
+        if self._pieces is None and document not in self.needs_cpu:
+            part = self.parts[0]
+            tokens = part.document_tokens
+            return _asked(part.ids)[tokens.item(document) : tokens.item(document + 1)]
         return _joined([_asked(part.ids)[begin:end] for part, begin, end, _shift in self._spans(document)])
 
     def token_starts(self, document: int) -> Ids:
@@ -140,7 +156,7 @@ class Encoding:
         spans = []
         for number, place, first_byte in pieces:
             part = self.parts[number]
-            begin, end = part.document_tokens[place : place + 2].tolist()
+            begin, end = part.document_tokens.item(place), part.document_tokens.item(place + 1)
             # Wraps around below 0, and back when it is taken off.
             shift = (part.text_starts[place] - first_byte) & 0xFFFFFFFF if part.text_starts else 0
             spans.append((part, begin, end, np.uint32(shift)))

@@ -32,8 +32,8 @@ class ExecutionContext(Protocol):
     def launch(self, n_bytes: int, n_documents: int, flags: int, resident: bool) -> None:
         """Start a replay over the text and document starts. `flags` are those of the header."""
 
-    def done(self) -> bool:
-        """Whether the replay is complete and its results are visible."""
+    def poll(self, n_times: int) -> bool:
+        """Look up to `n_times`; whether the replay is complete and its results are visible."""
 
     def alive(self) -> None:
         """Raise `DeviceFault` when the device has failed."""

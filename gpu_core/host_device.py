@@ -75,12 +75,12 @@ class HostContext:
         self._polls_left = self._device.polls
         self._pending = (text, starts, flags, self._resident if resident else self._host)
 
-    def done(self) -> bool:
-        """See `ExecutionContext.done`."""
+    def poll(self, n_times: int) -> bool:
+        """See `ExecutionContext.poll`."""
         if self._device.n_launches > self._device.fail_after:
             return False
-        self._polls_left -= 1
-        if self._polls_left == 0:
+        before, self._polls_left = self._polls_left, self._polls_left - n_times
+        if before > 0 >= self._polls_left:
             self._finish(*self._pending)
         return self._polls_left <= 0
 
@@ -92,7 +92,7 @@ class HostContext:
     def block(self) -> None:
         """See `ExecutionContext.block`."""
         self.alive()
-        while not self.done():
+        while not self.poll(1):
             pass
 
     def any_flagged(self) -> bool:

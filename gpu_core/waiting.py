@@ -12,12 +12,12 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpu_core.errors import DeviceFault
 
-MIN_SLEEP_NS = 15_000
-"""A shorter sleep costs the CPU as much as polling does."""
+MIN_SLEEP_NS = 25_000
+"""A shorter sleep costs the CPU as much as polling does, and its caller the time to wake up."""
 SLACK = 1 / 16
 """Part of the predicted time that is polled rather than slept, because replays vary."""
 FIRST_WAKE_NS = 8_000
@@ -30,8 +30,11 @@ _POLLS_PER_LOOK = 64
 _PR_SET_TIMERSLACK = 29
 
 
-@dataclass(slots=True)
-class Waited:
+Poll = Callable[[int], bool]
+"""Looks up to so many times; whether the replay is complete."""
+
+
+class Waited(NamedTuple):
     """What one wait was made of, in nanoseconds."""
 
     total_ns: int
@@ -87,16 +90,20 @@ class AdaptiveWait:
         self.prediction = Prediction()
         self._clock, self._sleep = clock, sleep
         self._wake_ns = float(FIRST_WAKE_NS)
+        self._unlearned: tuple[int, int, bool] | None = None
 
-    def wait(self, done: Callable[[], bool], alive: Callable[[], None], n_bytes: int, launched_ns: int) -> Waited:
-        """Return once `done()`; `alive()` raises when the device has failed. `launched_ns` is on the same clock."""
+    def wait(self, poll: Poll, alive: Callable[[], None], n_bytes: int, launched_ns: int) -> Waited:
+        """Return once `poll` says so; `alive` raises if the device has failed. `launched_ns` is on the same clock."""
+        # The lesson of the last wait is learned now, while the device works.
+        if self._unlearned is not None:
+            self.prediction.seen(*self._unlearned)
         slept = self._doze(n_bytes, launched_ns)
         first = self._clock()
-        if done():
-            self.prediction.seen(n_bytes, first - launched_ns, is_bound=slept > 0)
+        if poll(1):
+            self._unlearned = (n_bytes, first - launched_ns, slept > 0)
             return Waited(first - launched_ns, slept, 0)
-        end = poll_until(done, alive, self._clock, self.prediction.of(n_bytes))
-        self.prediction.seen(n_bytes, end - launched_ns, is_bound=False)
+        end = poll_until(poll, alive, self._clock, self.prediction.of(n_bytes))
+        self._unlearned = (n_bytes, end - launched_ns, False)
         return Waited(end - launched_ns, slept, end - first)
 
     def _doze(self, n_bytes: int, launched_ns: int) -> int:
@@ -120,23 +127,20 @@ class SpinWait:
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self._clock = clock
 
-    def wait(self, done: Callable[[], bool], alive: Callable[[], None], n_bytes: int, launched_ns: int) -> Waited:
+    def wait(self, poll: Poll, alive: Callable[[], None], n_bytes: int, launched_ns: int) -> Waited:
         """See `AdaptiveWait.wait`."""
         first = self._clock()
-        end = poll_until(done, alive, self._clock, 0.0)
+        end = poll_until(poll, alive, self._clock, 0.0)
         return Waited(end - launched_ns, 0, end - first)
 
 
-def poll_until(
-    done: Callable[[], bool], alive: Callable[[], None], clock: Callable[[], int], predicted_ns: float
-) -> int:
+def poll_until(poll: Poll, alive: Callable[[], None], clock: Callable[[], int], predicted_ns: float) -> int:
     """Poll until done; the time then. Raises `DeviceFault` when the device fails or says nothing for too long."""
     begin = clock()
     patience = predicted_ns + SILENT_NS
     while True:
-        for _ in range(_POLLS_PER_LOOK):
-            if done():
-                return clock()
+        if poll(_POLLS_PER_LOOK):
+            return clock()
         waited = clock() - begin
         if waited > patience:
             alive()

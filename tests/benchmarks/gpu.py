@@ -1,0 +1,350 @@
+"""Text to ids on a GPU, beside gigatoken (all cores), tiktoken and the reference, on one machine in one run.
+
+    python -m tests.benchmarks.gpu DATA [--repeats 60] [--part calls,waits,transfers,worst,families] [--json FILE]
+
+A call goes from bytes in pinned memory to ids in pinned memory through the public interface; kernel times are those
+between two events around the graph, with text and results on the device. Ids are compared with the reference before
+anything is timed. Figures are medians in microseconds; texts rotate over several windows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpu_core.bpe_file import read_bpe_model
+from gpu_core.encoder import Encoder, load
+from gpu_core.layout import FLAG_IDS
+from gpu_core.options import GpuOptions
+from gpu_core.spec import read_spec
+from gpu_core.transfer import TRANSFERS, Transfer
+from tests.gpu_core.device_data import DeviceData, Reference, window
+
+N_WINDOWS = 5
+WARM_UP_S = 0.3
+"""An idle GPU lowers its clocks, and takes some time to raise them."""
+LADDER = (4096, 16384, 1 << 16, 1 << 18, 1 << 19, 1 << 20, 1 << 22, 1 << 25)
+Row = dict[str, Any]
+Batch = list[bytes]
+
+
+def median_us(samples_ns: list[int]) -> float:
+    """Median in microseconds."""
+    return statistics.median(samples_ns) / 1000
+
+
+def spread_us(samples_ns: list[int]) -> float:
+    """Ninetieth percentile in microseconds."""
+    return float(np.percentile(samples_ns, 90)) / 1000
+
+
+def windows_of(text: bytes, n_bytes: int) -> list[bytes]:
+    """The same texts in every run: windows spread over the corpus."""
+    step = max(1, (len(text) - n_bytes) // N_WINDOWS)
+    return [window(text, k * step, n_bytes) for k in range(N_WINDOWS)]
+
+
+def put(context: Any, batch: Batch) -> None:
+    """Write a batch into pinned memory, as whoever receives it would."""
+    if len(batch) == 1:
+        context.text[: len(batch[0])] = batch[0]
+        context.document_starts[:2] = (0, len(batch[0]))
+        return
+    starts = np.cumsum([0, *map(len, batch)])
+    context.text[: starts[-1]] = b"".join(batch)
+    context.document_starts[: len(starts)] = starts
+
+
+def call(encoder: Encoder, batch: Batch) -> tuple[int, int, int]:
+    """One call with the text already in pinned memory: nanoseconds in all, in the launch, of this thread's CPU."""
+    n_bytes = sum(map(len, batch))
+    lease = encoder.lease(n_bytes, len(batch))
+    put(lease.context, batch)
+    cpu, begin = time.thread_time_ns(), time.perf_counter_ns()
+    encoding = encoder.replay(lease, n_bytes, len(batch))
+    encoding.ids(0)
+    end, cpu_end = time.perf_counter_ns(), time.thread_time_ns()
+    return end - begin, encoding.times.launch_ns, cpu_end - cpu
+
+
+def time_calls(encoder: Encoder, batches: list[Batch], repeats: int) -> Row:
+    """Medians of many calls."""
+    warm_until = time.perf_counter() + WARM_UP_S
+    while time.perf_counter() < warm_until:
+        call(encoder, batches[0])
+    for batch in batches:
+        call(encoder, batch)
+    samples = [call(encoder, batches[k % len(batches)]) for k in range(repeats)]
+    totals, launches, cpu = zip(*samples, strict=True)
+    return {
+        "call_us": median_us(list(totals)),
+        "call_p90_us": spread_us(list(totals)),
+        "launch_us": median_us(list(launches)),
+        "cpu_us": statistics.mean(cpu) / 1000,
+    }
+
+
+def time_kernels(encoder: Encoder, batch: Batch, repeats: int) -> float:
+    """Time of the captured `encode` alone, with everything on the device."""
+    n_bytes = sum(map(len, batch))
+    lease = encoder.lease(n_bytes, len(batch))
+    context: Any = lease.context
+    put(context, batch)
+    samples = [context.time_kernels(n_bytes, len(batch), FLAG_IDS) for _ in range(repeats + 5)][5:]
+    lease.release()
+    return float(statistics.median(samples))
+
+
+def check_equal(encoder: Encoder, reference: Reference, batches: list[Batch]) -> Row:
+    """Tokens of the first batch, and documents of all that are for the CPU. Raises when an id differs."""
+    n_needs_cpu = 0
+    for batch in batches:
+        encoding = encoder.encode(batch)
+        n_needs_cpu += len(encoding.needs_cpu)
+        for i, ids in enumerate(reference.ids(batch)):
+            if i not in encoding.needs_cpu and not np.array_equal(encoding.ids(i), ids):
+                raise ValueError(f"document {i} of {len(batch)} differs")
+    return {"tokens": sum(map(len, reference.ids(batches[0]))), "needs_cpu": n_needs_cpu}
+
+
+class Peers:
+    """The other tokenizers, each as a function from a batch to the number of its tokens."""
+
+    def __init__(self, file: bytes) -> None:
+        self.run: dict[str, Callable[[list[str]], Any]] = {}
+        self.reference = Reference(file)
+        self.run["tokenizers"] = lambda texts: self.reference.tokenizer.encode_batch_fast(
+            texts, add_special_tokens=False
+        )
+        self._add_gigatoken(file)
+        self._add_tiktoken(file)
+
+    def times(self, batches: list[Batch], repeats: int) -> Row:
+        """Median of warm calls for each peer whose ids are right; gigatoken also on text that it sees first."""
+        texts = [[document.decode() for document in batch] for batch in batches]
+        expected = [ids.tolist() for ids in self.reference.ids(batches[-1])]
+        row: Row = {}
+        for name, run in self.run.items():
+            firsts = [_timed(run, text) for text in texts]
+            if _ids_of(name, run(texts[-1])) != expected:
+                row[f"{name}_us"] = None
+                continue
+            row[f"{name}_new_us"] = median_us(firsts)
+            # Half a second of calls for the slow ones; at least the first call of each text.
+            n = min(repeats, int(5e8 // max(firsts)))
+            row[f"{name}_us"] = median_us([_timed(run, texts[k % len(texts)]) for k in range(n)] or firsts)
+        return row
+
+    def _add_gigatoken(self, file: bytes) -> None:
+        try:
+            from gigatoken.gigatoken_rs import PadTruncate, load_hf_json
+        except ImportError:
+            return
+        backend, options = load_hf_json(file), PadTruncate(0)
+        self.run["gigatoken"] = lambda texts: backend.encode_batch_padded(texts, options, parallel=True)
+
+    def _add_tiktoken(self, file: bytes) -> None:
+        if importlib.util.find_spec("tiktoken") is None:
+            return
+        tiktoken = importlib.import_module("tiktoken")
+        pattern = next(
+            (step["pattern"]["Regex"] for step in _splits(json.loads(file)) if "Regex" in step["pattern"]), None
+        )
+        entries = read_bpe_model(file).entries
+        if pattern is None or sorted(entries.values()) != list(range(len(entries))):
+            return
+        encoding = tiktoken.Encoding("peer", pat_str=pattern, mergeable_ranks=entries, special_tokens={})
+        self.run["tiktoken"] = lambda texts: encoding.encode_ordinary_batch(texts, num_threads=os.cpu_count() or 1)
+
+
+def _splits(file: dict[str, Any]) -> list[dict[str, Any]]:
+    step = file.get("pre_tokenizer") or {}
+    return [child for child in step.get("pretokenizers", [step]) if child.get("type") == "Split"]
+
+
+def _ids_of(name: str, answer: Any) -> list[list[int]]:
+    if name == "tokenizers":
+        return [encoding.ids for encoding in answer]
+    if name == "gigatoken":
+        rows, lengths = answer
+        if len(lengths) == 1:
+            return [np.asarray(rows).reshape(-1).tolist()]
+        return [row[:n].tolist() for row, n in zip(np.asarray(rows), np.asarray(lengths).tolist(), strict=True)]
+    return [list(ids) for ids in answer]
+
+
+def _timed(run: Callable[[list[str]], Any], texts: list[str]) -> int:
+    begin = time.perf_counter_ns()
+    run(texts)
+    return time.perf_counter_ns() - begin
+
+
+def cases(data: DeviceData) -> dict[str, list[Batch]]:
+    """The rows of the table: name -> several batches."""
+    books, code, multilingual = (data.corpus(name).encode() for name in ("books", "code", "multilingual"))
+    one = {
+        "books 1 KiB": (books, 1024),
+        "books 16 KiB": (books, 16384),
+        "books 480 KB": (books, 480_000),
+        "books 1 MB": (books, 1_000_000),
+        "books 3.8 MB": (books, 3_800_000),
+        "code 480 KB": (code, 480_000),
+        "code 3.8 MB": (code, 3_800_000),
+        "multilingual 1 MB": (multilingual, 1_000_000),
+    }
+    found = {name: [[text] for text in windows_of(*case)] for name, case in one.items()}
+    found["64 x 8 KiB"] = [[window(books, (64 * k + i) * 8192, 8192) for i in range(64)] for k in range(N_WINDOWS)]
+    found["32 MB in 8"] = [[window(books, 100 * k, 4_000_000) for k in range(8)]]
+    return found
+
+
+def worst_cases(literal: bytes) -> dict[str, Batch]:
+    """Inputs of 1 MB that bring out the worst, whatever their result."""
+    rng = np.random.default_rng(7)
+    million = 1_000_000
+    return {
+        "one letter": [b"a" * million],
+        "random letters": [rng.integers(97, 123, million, dtype=np.uint8).tobytes()],
+        "newline and blank": [b"\n " * (million // 2)],
+        "digits": [rng.integers(48, 58, million, dtype=np.uint8).tobytes()],
+        "U+0338 after every character": [b"x\xcc\xb8" * (million // 3)],
+        "added tokens only": [literal * (million // max(1, len(literal)))] if literal else [],
+        "invalid UTF-8": [rng.integers(0, 256, million, dtype=np.uint8).tobytes()],
+        "100,000 documents": [b"ten bytes!"] * 100_000,
+    }
+
+
+def bench_calls(family: str, data: DeviceData, repeats: int, with_peers: bool) -> list[Row]:
+    """The table of calls."""
+    file = data.tokenizer_json(family)
+    encoder = load(file, GpuOptions(size_classes_bytes=LADDER, contexts_per_class=1))
+    spin = Encoder(
+        encoder.spec, encoder.device, GpuOptions(size_classes_bytes=LADDER, contexts_per_class=1, wait="spin")
+    )
+    peers = Peers(file)
+    rows = []
+    for name, batches in cases(data).items():
+        row: Row = {"family": family, "input": name, "bytes": sum(map(len, batches[0]))}
+        row |= check_equal(encoder, peers.reference, batches)
+        row |= time_calls(encoder, batches, repeats)
+        row["spin_us"] = time_calls(spin, batches, repeats)["call_us"]
+        row["kernels_us"] = time_kernels(encoder, batches[0], repeats)
+        if with_peers:
+            row |= peers.times(batches, repeats)
+        rows.append(row)
+        print(_line(row), flush=True)
+    return rows
+
+
+def bench_waits(data: DeviceData, repeats: int) -> list[Row]:
+    """The three ways to wait: wall time and CPU time of a call."""
+    file = data.tokenizer_json("llama3_1")
+    rows, texts = [], cases(data)
+    for wait in ("adaptive", "spin", "block"):
+        encoder = load(file, GpuOptions(size_classes_bytes=(16384, 1 << 19, 1 << 22), wait=wait))
+        for name in ("books 16 KiB", "books 480 KB", "books 3.8 MB"):
+            row: Row = {"wait": wait, "input": name} | time_calls(encoder, texts[name], 5 * repeats)
+            rows.append(row)
+            print(_line(row), flush=True)
+    return rows
+
+
+def bench_transfers(data: DeviceData, repeats: int) -> list[Row]:
+    """Every way in and out at several sizes, as a graph and kernel by kernel, without the encoder around it."""
+    rows = []
+    books = data.corpus("books").encode()
+    for eager in (False, True):
+        encoder = load(data.tokenizer_json("llama3_1"), GpuOptions(contexts_per_class=1, eager=eager))
+        for n_bytes in (1024, 4096, 16384, 32768, 65536, 262_144, 480_000, 1_000_000, 3_800_000):
+            row: Row = {"input": f"books {n_bytes}", "eager": eager}
+            lease = encoder.lease(n_bytes, 1)
+            for transfer in TRANSFERS:
+                samples = [_replay_as(lease.context, transfer, books, n_bytes, k) for k in range(repeats + 20)]
+                row["_".join(transfer)] = median_us(samples[20:])
+            rows.append(row)
+            print(_line(row), flush=True)
+            lease.release()
+    return rows
+
+
+def _replay_as(context: Any, transfer: Transfer, text: bytes, n_bytes: int, k: int) -> int:
+    piece = window(text, k % N_WINDOWS * 50_000, n_bytes)
+    context.text[: len(piece)] = piece
+    context.document_starts[:2] = (0, len(piece))
+    begin = time.perf_counter_ns()
+    context.launch_as(transfer, len(piece), 1, FLAG_IDS)
+    while not context.poll(64):
+        pass
+    return time.perf_counter_ns() - begin
+
+
+def bench_worst(data: DeviceData, repeats: int) -> list[Row]:
+    """Worst cases beside a megabyte of books, on the device and for the CPU that takes what the device refuses."""
+    file = data.tokenizer_json("llama3_1")
+    encoder = load(file, GpuOptions(size_classes_bytes=(1 << 20, 1 << 22)))
+    literal = next((t.content.encode() for t in read_spec(file).added_tokens if not t.single_word), b"")
+    rows = []
+    batches = {"books": [window(data.corpus("books").encode(), 0, 1_000_000)]} | worst_cases(literal)
+    for name, batch in batches.items():
+        encoding = encoder.encode(batch)
+        row: Row = {
+            "input": name,
+            "needs_cpu": len(encoding.needs_cpu),
+            "why": sorted(set(encoding.needs_cpu.values())),
+        }
+        del encoding
+        row |= time_calls(encoder, [batch], max(10, repeats // 3))
+        row["kernels_us"] = time_kernels(encoder, batch, 10)
+        rows.append(row)
+        print(_line(row), flush=True)
+    return rows
+
+
+def _line(row: Row) -> str:
+    return "  ".join(
+        f"{key}={value:.1f}" if isinstance(value, float) else f"{key}={value}" for key, value in row.items()
+    )
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--repeats", type=int, default=60)
+    parser.add_argument("--part", default="transfers,calls,waits,worst,families")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    data, repeats = DeviceData(arguments.data), arguments.repeats
+    parts: dict[str, Callable[[], list[Row]]] = {
+        "transfers": lambda: bench_transfers(data, repeats),
+        "calls": lambda: bench_calls("llama3_1", data, repeats, with_peers=True),
+        "waits": lambda: bench_waits(data, repeats),
+        "worst": lambda: bench_worst(data, repeats),
+        "families": lambda: [
+            row
+            for family in data.families()
+            if family != "llama3_1"
+            for row in bench_calls(family, data, repeats, with_peers=False)
+        ],
+    }
+    rows: dict[str, list[Row]] = {}
+    for part in arguments.part.split(","):
+        print(f"== {part}", flush=True)
+        rows[part] = parts[part]()
+        if arguments.json:
+            arguments.json.write_text(json.dumps(rows, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""Tokenizers, texts and reference ids for what runs on a device machine: a folder laid out like `../shared/data`."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import random
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+from gpu_core.errors import UnsupportedTokenizer
+from gpu_core.spec import read_spec
+from gpu_core.tables import check_support
+
+Ids = NDArray[np.uint32]
+
+
+class DeviceData:
+    """What lies in a data folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def families(self) -> list[str]:
+        """Tokenizers that the device serves."""
+        names = sorted(path.parent.name for path in self.folder.glob("tokenizers/*/tokenizer.json.xz"))
+        return [name for name in names if _is_served(self.tokenizer_json(name))]
+
+    def tokenizer_json(self, family: str) -> bytes:
+        """One tokenizer's file."""
+        return lzma.decompress((self.folder / "tokenizers" / family / "tokenizer.json.xz").read_bytes())
+
+    def corpus(self, name: str) -> str:
+        """`books`, `code`, `multilingual` or `agentic`."""
+        path = self.folder / "corpora" / f"{name}.txt"
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+        rows = (self.folder / "corpora" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+        messages = [message for row in rows for message in json.loads(row)["messages"]]
+        return "\n".join(message["content"] for message in messages if isinstance(message.get("content"), str))
+
+    def adversarial(self) -> list[bytes]:
+        """Small tricky documents; those with lone surrogates are no UTF-8 and left out."""
+        rows = (self.folder / "corpora" / "adversarial.jsonl").read_text(encoding="utf-8").splitlines()
+        texts = [json.loads(row)["text"] for row in rows]
+        return [text.encode() for text in texts if not any(0xD800 <= ord(char) < 0xE000 for char in text)]
+
+
+class Reference:
+    """The reference library over one file."""
+
+    def __init__(self, data: bytes) -> None:
+        self.tokenizer = tokenizers.Tokenizer.from_buffer(data)
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+
+    def ids(self, documents: list[bytes]) -> list[Ids]:
+        """Ids of each document, without special tokens around it."""
+        encodings = self.tokenizer.encode_batch_fast(
+            [document.decode() for document in documents], add_special_tokens=False
+        )
+        return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+
+
+def window(text: bytes, start: int, n_bytes: int) -> bytes:
+    """About `n_bytes` of UTF-8 from `start`, whole characters only."""
+    piece = text[start : start + n_bytes]
+    return piece.decode("utf-8", "ignore").encode()
+
+
+def windows(rng: random.Random, text: bytes, sizes: list[int]) -> list[bytes]:
+    """Windows at random places."""
+    return [window(text, rng.randrange(max(1, len(text) - size)), size) for size in sizes]
+
+
+def spliced(rng: random.Random, text: bytes, literals: list[bytes], n_bytes: int) -> bytes:
+    """A window with added tokens, white space, digit runs, long runs and rare characters put in at random places."""
+    specials = [
+        *literals, b"\n\n", b" \n ", b"\t", b"   ", b"1234567", b"'s", b"'LL", "'\u017f".encode(), "中文。".encode(),
+        "e\u0301".encode(), "👨‍👩‍👧".encode(), b"=" * 64, b"a" * 65, b"\r\n\r\n", "\u3000".encode(),
+        b"x" * 513, b" " * 300,
+    ]  # fmt: skip
+    pieces = []
+    left = n_bytes
+    while left > 0:
+        piece = windows(rng, text, [rng.randrange(1, 120)])[0]
+        special = rng.choice(specials)
+        pieces += [piece, special]
+        left -= len(piece) + len(special)
+    return b"".join(pieces)
+
+
+def _is_served(data: bytes) -> bool:
+    try:
+        check_support(read_spec(data))
+    except UnsupportedTokenizer:
+        return False
+    return True
