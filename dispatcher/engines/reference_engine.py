@@ -12,6 +12,7 @@ from dispatcher.errors import InvalidOption
 from dispatcher.request import EncodeOptions, TruncationSide
 from gpu_core.errors import InternalError, TokenizerFileError
 
+IDS_PER_PIECE = 65_536
 REFERENCE_VERSION = version("tokenizers")
 
 
@@ -73,8 +74,12 @@ class ReferenceEngine:
 
 
 def ids_of(encoding: Encoding) -> bytes:
-    """The ids of a result object, packed."""
-    return np.array(encoding.ids, dtype="<u4").tobytes()
+    """The ids of a result object, packed. In pieces: a step that is one call holds the interpreter to its end."""
+    ids = encoding.ids
+    if len(ids) <= IDS_PER_PIECE:
+        return np.array(ids, dtype="<u4").tobytes()
+    pieces = (ids[i : i + IDS_PER_PIECE] for i in range(0, len(ids), IDS_PER_PIECE))
+    return b"".join([np.array(piece, dtype="<u4").tobytes() for piece in pieces])
 
 
 def room_for(options: EncodeOptions, n_special_tokens: int) -> int | None:
