@@ -20,10 +20,10 @@ from gpu_core.layout import MAX_PRETOKEN, TABLES
 from gpu_core.literals import bigram_bits, device_literals
 from gpu_core.spec import TokenizerSpec
 
-VERSION = 1
+VERSION = 2
 """Changes whenever a table's content or layout does, so that an old cache is not read."""
-SHORT_KEY = 15
-"""Longest entry that is a key by itself: its bytes and, in byte 15, its length."""
+SHORT_KEY = 12
+"""Longest entry that is a key by itself: a slot of 16 bytes holds its bytes and `id << 4 | length`."""
 ID_BITS = 18
 """Bits of an id in a merge slot."""
 ORDER_BITS = 28
@@ -89,7 +89,7 @@ def build_tables(data: bytes, spec: TokenizerSpec) -> Tables:
     pool = _Pool()
     arrays: dict[str, NDArray[Any]] = _class_arrays(spec, literals)
     numbers = {"max_literal": max(map(len, literals), default=0), "reserved": 0}
-    arrays["short_keys"], arrays["short_ids"] = _short_table(entries, numbers)
+    arrays["short_slots"] = _short_table(entries, numbers)
     longer = {entry: i for entry, i in entries.items() if SHORT_KEY < len(entry) <= MAX_PRETOKEN}
     arrays["long_slots"] = _string_table("long", longer, pool, numbers)
     arrays["literal_slots"] = _string_table("literal", literals, pool, numbers)
@@ -135,8 +135,9 @@ def merged_one_at_a_time(rules: Rules) -> NDArray[np.bool_]:
 
 
 def key_words(entries: list[bytes]) -> NDArray[np.uint32]:
-    """The 16-byte keys of short entries as 4 little-endian words each, shape (n, 4)."""
-    return np.frombuffer(b"".join(e.ljust(15, b"\0") + bytes([len(e)]) for e in entries), "<u4").reshape(-1, 4)
+    """The keys of short entries: their bytes as 3 little-endian words, and the length; shape (n, 4)."""
+    padded = b"".join(entry.ljust(SHORT_KEY, b"\0") + len(entry).to_bytes(4, "little") for entry in entries)
+    return np.frombuffer(padded, "<u4").reshape(-1, 4)
 
 
 def _class_arrays(spec: TokenizerSpec, literals: dict[bytes, int]) -> dict[str, NDArray[Any]]:
@@ -156,26 +157,29 @@ def _class_arrays(spec: TokenizerSpec, literals: dict[bytes, int]) -> dict[str, 
     }
 
 
-def _place(name: str, hashes_of: Any, numbers: dict[str, int]) -> NDArray[np.int64]:
+def _place(name: str, keys: NDArray[np.uint32], numbers: dict[str, int]) -> NDArray[np.int64]:
     for seed in cuckoo.seeds():
-        placement = cuckoo.place(hashes_of(seed), seed)
+        placement = cuckoo.place(keys, seed)
         if placement is not None:
-            numbers[f"{name}_seed"], numbers[f"{name}_mask"] = placement.seed, placement.mask
+            numbers[f"{name}_shift"] = placement.shift
+            for i, factor in enumerate(cuckoo.factors(seed)):
+                side, word = divmod(i, 4)
+                if word < keys.shape[1]:
+                    numbers[f"{name}_{'ab'[side]}{word}"] = factor
             return placement.owner
     raise UnsupportedTokenizer(f"no seed places the {name} table: the file repeats keys")
 
 
-def _short_table(entries: dict[bytes, int], numbers: dict[str, int]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+def _short_table(entries: dict[bytes, int], numbers: dict[str, int]) -> NDArray[np.uint32]:
     short = [entry for entry in entries if len(entry) <= SHORT_KEY]
     words = key_words(short)
-    owner = _place("short", lambda seed: cuckoo.hash_key(words, seed), numbers)
+    owner = _place("short", words, numbers)
     used = owner >= 0
-    # A key of length 255 equals no pre-token's.
-    keys = np.full((len(owner), 4), 0xFFFFFFFF, dtype=np.uint32)
-    keys[used] = words[owner[used]]
-    ids = np.zeros(len(owner), dtype=np.uint32)
-    ids[used] = np.array([entries[entry] for entry in short], dtype=np.uint32)[owner[used]]
-    return keys, ids
+    # An empty slot has length 0, which no pre-token has.
+    slots = np.zeros((len(owner), 4), dtype=np.uint32)
+    slots[used] = words[owner[used]]
+    slots[used, 3] |= np.array([entries[entry] for entry in short], dtype=np.uint32)[owner[used]] << 4
+    return slots
 
 
 class _Pool:
@@ -196,12 +200,8 @@ class _Pool:
 def _string_table(name: str, strings: dict[bytes, int], pool: _Pool, numbers: dict[str, int]) -> NDArray[np.uint32]:
     """Slots of (low hash word, offset in the pool, length, id); an empty one has length 0."""
     texts = list(strings)
-
-    def hashes_of(seed: int) -> NDArray[np.uint64]:
-        return np.array([cuckoo.hash_bytes(text, seed) for text in texts], dtype=np.uint64)
-
-    owner = _place(name, hashes_of, numbers)
-    hashes = hashes_of(numbers[f"{name}_seed"])
+    hashes = np.array([cuckoo.hash_bytes(text) for text in texts], dtype=np.uint64)
+    owner = _place(name, hashes.view(np.uint32).reshape(-1, 2), numbers)
     slots = np.zeros((len(owner), 4), dtype=np.uint32)
     for slot in np.flatnonzero(owner >= 0):
         text = texts[owner[slot]]
@@ -212,14 +212,15 @@ def _string_table(name: str, strings: dict[bytes, int], pool: _Pool, numbers: di
 def _merge_table(model: BpeModel, numbers: dict[str, int]) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
     """Slots `left << 46 | right << 28 | order`, and the ids by order when the order does not hold them itself."""
     by_pair = model.rules.by_pair()
-    left, right = np.array(list(by_pair), dtype=np.uint64).reshape(-1, 2).T
+    pairs = np.array(list(by_pair), dtype=np.uint32).reshape(-1, 2)
+    left, right = pairs.astype(np.uint64).T
     rank, _product = np.array(list(by_pair.values()), dtype=np.int64).reshape(-1, 2).T
     order = _product_order(model.rules)
     ids = np.zeros(0, dtype=np.uint32)
     if order is None:
         order, ids = np.arange(len(model.rules.product)), model.rules.product.astype(np.uint32)
     order = order << 1 | merged_one_at_a_time(model.rules)
-    owner = _place("merge", lambda seed: cuckoo.hash_pair(left, right, seed), numbers)
+    owner = _place("merge", pairs, numbers)
     used = owner >= 0
     rule = owner[used]
     slots = np.full(len(owner), _EMPTY_SLOT)

@@ -11,12 +11,12 @@
 #include "window.cuh"
 
 // Slot of the string [position, position + length) in a table of strings; the length of the slot is 0 when it is not there.
-__device__ __forceinline__ uint4 find_string(const Shared& sh, const uint4* slots, const u32* pool, u32 seed, u32 mask,
+__device__ __forceinline__ uint4 find_string(const Shared& sh, const uint4* slots, const u32* pool, const PairHash& h,
                                              u32 position, u32 length) {
-    u64 hash = seed;
+    u64 hash = 0;
     for (u32 at = 0; at < length; at += 4)
         hash = hash_word(hash, word_at(sh, position + at) & bits_below((length - at) * 8));
-    Slots where = slots_of(hash, mask);
+    Slots where = slots_of(h, static_cast<u32>(hash), static_cast<u32>(hash >> 32));
     uint4 first = __ldg(&slots[where.first]), second = __ldg(&slots[where.second]);
     bool in_first = first.z == length && first.x == static_cast<u32>(hash);
     uint4 slot = in_first ? first : second;
@@ -54,7 +54,7 @@ __device__ __forceinline__ void match_candidate(Shared& sh, const Tables& t, con
     u32 room = min(bytes_to_border(sh, position), t.max_literal);
     uint4 best = make_uint4(0, 0, 0, 0);
     for (u32 length = lane_id() + 1; length <= room; length += 32) {
-        uint4 slot = find_string(sh, t.literal_slots, t.pool, t.literal_seed, t.literal_mask, position, length);
+        uint4 slot = find_string(sh, t.literal_slots, t.pool, t.literal_hash, position, length);
         if (slot.z) best = slot;
     }
     u32 length = __reduce_max_sync(FULL, best.z);

@@ -1,6 +1,6 @@
 // Stage 4: whole pre-tokens in the vocabulary, a thread for each. A hit is its only token; a miss joins a list by length.
 //
-//   pre-token   _the     key  5f 74 68 65 00 .. 00 04      its bytes, and the length in byte 15
+//   pre-token   _the     slot  5f 74 68 65 | 0 | 0 | id << 4 | 4      its bytes in three words, and what it is
 #pragma once
 
 #include "merge.cuh"
@@ -22,19 +22,20 @@ __device__ __forceinline__ u32 miss_at(const Shared& sh, u32 list, u32 n) {
     return array[list & 1u ? size - 1 - n : n];
 }
 
-// Id of an entry of up to 15 bytes; false when it is none.
+constexpr u32 SHORT_KEY = 12;
+
+// Id of an entry of up to 12 bytes; false when it is none.
 __device__ __forceinline__ bool find_short(const Shared& sh, const Tables& t, u32 position, u32 length, u32& id) {
     uint4 key;
     key.x = word_at(sh, position) & bits_below(length * 8);
     key.y = length > 4 ? word_at(sh, position + 4) & bits_below((length - 4) * 8) : 0;
     key.z = length > 8 ? word_at(sh, position + 8) & bits_below((length - 8) * 8) : 0;
-    key.w = (length > 12 ? word_at(sh, position + 12) & bits_below((length - 12) * 8) : 0) | length << 24;
-    Slots where = slots_of(hash_key(key, t.short_seed), t.short_mask);
-    uint4 first = __ldg(&t.short_keys[where.first]), second = __ldg(&t.short_keys[where.second]);
-    u32 first_id = __ldg(&t.short_ids[where.first]), second_id = __ldg(&t.short_ids[where.second]);
-    bool is_first = first.x == key.x && first.y == key.y && first.z == key.z && first.w == key.w;
-    bool is_second = second.x == key.x && second.y == key.y && second.z == key.z && second.w == key.w;
-    id = is_first ? first_id : second_id;
+    key.w = length;
+    Slots where = slots_of(t.short_hash, key);
+    uint4 first = __ldg(&t.short_slots[where.first]), second = __ldg(&t.short_slots[where.second]);
+    bool is_first = first.x == key.x && first.y == key.y && first.z == key.z && (first.w & 15u) == length;
+    bool is_second = second.x == key.x && second.y == key.y && second.z == key.z && (second.w & 15u) == length;
+    id = (is_first ? first.w : second.w) >> 4;
     return is_first || is_second;
 }
 
@@ -47,10 +48,10 @@ __device__ __forceinline__ void look_up(Shared& sh, const Tables& t, const Batch
         return;
     }
     bool found;
-    if (length <= 15) {
+    if (length <= SHORT_KEY) {
         found = find_short(sh, t, position, length, id);
     } else {
-        uint4 slot = find_string(sh, t.long_slots, t.pool, t.long_seed, t.long_mask, position, length);
+        uint4 slot = find_string(sh, t.long_slots, t.pool, t.long_hash, position, length);
         found = slot.z != 0;
         id = slot.w;
     }

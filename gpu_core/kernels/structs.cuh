@@ -55,25 +55,30 @@ struct Batch {
     Completion* completion;
 };
 
+// Odd factors for the words of a key, one set for each of its two slots, and 32 - the bits of a slot number.
+struct WideHash {
+    u32 a0, a1, a2, a3, b0, b1, b2, b3, shift;
+};
+struct PairHash {
+    u32 a0, a1, b0, b1, shift;
+};
+
 struct Tables {
     const u8* ascii;         // class code of each byte below 128; bit 7: an added token may begin with this byte
     const u16* class_pages;  // class code of c: class_blocks[class_pages[c >> 8] * 256 + (c & 255)]
     const u8* class_blocks;
     const u16* nfc_pages;  // combining class, or 255
     const u8* nfc_blocks;
-    const uint4* short_keys;  // entries of up to 15 bytes: the bytes, and in byte 15 the length
-    const u32* short_ids;
-    const uint4* long_slots;  // (low hash word, offset in pool, length, id)
-    const u64* merge_slots;   // left << 46 | right << 28 | order
-    const u32* merge_ids;     // product by order >> 1, when the order does not hold it
+    const uint4* short_slots;  // entries of up to 12 bytes: the bytes, and id << 4 | length
+    const uint4* long_slots;   // (low hash word, offset in pool, length, id)
+    const u64* merge_slots;    // left << 46 | right << 28 | order
+    const u32* merge_ids;      // product by order >> 1, when the order does not hold it
     const u32* byte_ids;
     const uint4* literal_slots;  // like long_slots; bit 31 of the id: needs the CPU
     const u32* literal_bigrams;  // bit first << 8 | second: a literal begins so
     const u32* pool;
-    u32 short_seed, short_mask;
-    u32 long_seed, long_mask;
-    u32 merge_seed, merge_mask;
-    u32 literal_seed, literal_mask;
+    WideHash short_hash;
+    PairHash merge_hash, long_hash, literal_hash;
     u32 max_literal;
     u32 reserved;
 };
