@@ -56,10 +56,11 @@ def hash_bytes(text: bytes) -> int:
 def slots_of(keys: Words, seed: int, shift: int) -> NDArray[np.int64]:
     """The two slots of each key, shape (2, n), for keys of shape (n, up to 4)."""
     numbers, n_words = factors(seed), keys.shape[1]
-    sides = [np.array(numbers[first : first + n_words], dtype=np.uint32) for first in (0, 4)]
-    return np.stack(
-        [((keys * side).sum(axis=1, dtype=np.uint32) >> np.uint32(shift)).astype(np.int64) for side in sides]
-    )
+    rows = []
+    for first in (0, 4):
+        products = keys * np.array(numbers[first : first + n_words], dtype=np.uint32)
+        rows.append(products.sum(axis=1, dtype=np.uint32) >> np.uint32(shift))
+    return np.stack(rows).astype(np.int64)
 
 
 def seeds() -> Iterator[int]:

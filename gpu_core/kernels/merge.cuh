@@ -46,9 +46,12 @@ __device__ __forceinline__ u32 without_overlaps(u32 places, u32 alive) {
 
 template <u32 G>
 __device__ __forceinline__ u32 group_min(u32 value) {
-    if (G == 32) return warp_min(value);
-    for (u32 step = G / 2; step; step /= 2) value = min(value, __shfl_xor_sync(FULL, value, step));
-    return value;
+    if constexpr (G == 32) {
+        return warp_min(value);
+    } else {
+        for (u32 step = G / 2; step; step /= 2) value = min(value, __shfl_xor_sync(FULL, value, step));
+        return value;
+    }
 }
 
 // Which of `merged`, the places of one rule in a group of lanes, are merged now. A rule of odd order may form pairs of lower order:
