@@ -80,7 +80,7 @@ __device__ __forceinline__ void write_tokens(const Shared& sh, const Batch& batc
 __device__ __forceinline__ void write_documents(const Shared& sh, const Batch& batch, const Job& job, bool last_tile) {
     const u32 tile_start = job.tile_start;
     for (u32 document = sh.first_document + threadIdx.x; document <= job.n_documents; document += THREADS) {
-        u32 start = document == job.n_documents ? job.n_bytes : batch.document_starts[document];
+        u32 start = document == 0 ? 0 : document == job.n_documents ? job.n_bytes : batch.document_starts[document];
         if (start >= job.n_bytes) {
             if (!last_tile) break;
             batch.document_tokens[document] = sh.base + sh.n_tokens;
@@ -95,9 +95,10 @@ __device__ __forceinline__ void write_documents(const Shared& sh, const Batch& b
 // The last block to finish tells the host, if the batch asks for it.
 __device__ __forceinline__ void complete(const Batch& batch, const Job& job, u32 n_tiles) {
     if (!batch.completion) return;
-    __threadfence_system();
     __syncthreads();
     if (threadIdx.x) return;
+    // Fences are cumulative: this one covers what the block wrote, and the last block's cover what all of them did.
+    __threadfence();
     if (atomicInc(&batch.control->blocks_done, n_tiles - 1) != n_tiles - 1) return;
     __threadfence();
     u64 state = *const_cast<volatile u64*>(&batch.tile_states[n_tiles - 1]);

@@ -53,13 +53,15 @@ __device__ __forceinline__ void list_pretokens(Shared& sh, const Batch& batch, c
 extern "C" __global__ void __launch_bounds__(THREADS) encode(const Tables t, const Batch batch) {
     __shared__ Shared sh;
     Job job;
-    job.n_bytes = batch.header->n_bytes;
+    // One load for what every block needs at once: the header may lie on the other side of the bus.
+    const uint4 header = *reinterpret_cast<const uint4*>(batch.header);
+    job.n_bytes = header.z;
     job.tile = blockIdx.x;
     const u32 n_tiles = max(1u, (job.n_bytes + TILE - 1) / TILE);
     if (job.tile >= n_tiles) return;
-    job.n_documents = batch.header->n_documents;
+    job.n_documents = header.w;
     job.flags = batch.header->flags;
-    job.epoch = batch.header->epoch;
+    job.epoch = static_cast<u64>(header.y) << 32 | header.x;
     job.tile_start = static_cast<int>(job.tile * TILE);
 
     if (threadIdx.x == 0) start_walk(sh.walk, job.tile_start);
