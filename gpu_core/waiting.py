@@ -18,7 +18,7 @@ from gpu_core.errors import DeviceFault
 
 MIN_SLEEP_NS = 25_000
 """A shorter sleep costs the CPU as much as polling does, and its caller the time to wake up."""
-SLACK = 1 / 16
+SLACK = 1 / 32
 """Part of the predicted time that is polled rather than slept, because replays vary."""
 FIRST_WAKE_NS = 8_000
 """How late a sleep is assumed to end before the first one was seen."""
@@ -69,9 +69,7 @@ class Prediction:
         elif is_bound:
             self._by_bucket[bucket] = min(known, took_ns) * (1 - SLACK)
         else:
-            # Up slowly, down fast: to oversleep costs every caller, to poll costs one CPU a little.
-            weight = 0.125 if took_ns > known else 0.5
-            self._by_bucket[bucket] = known + weight * (took_ns - known)
+            self._by_bucket[bucket] = known + 0.25 * (took_ns - known)
 
     @staticmethod
     def _bucket(n_bytes: int) -> int:

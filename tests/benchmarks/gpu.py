@@ -31,6 +31,7 @@ from gpu_core.transfer import TRANSFERS, Transfer
 from tests.gpu_core.device_data import DeviceData, Reference, window
 
 N_WINDOWS = 5
+SLOW_NS = 500_000_000
 WARM_UP_S = 0.3
 """An idle GPU lowers its clocks, and takes some time to raise them."""
 LADDER = (4096, 16384, 1 << 16, 1 << 18, 1 << 19, 1 << 20, 1 << 22, 1 << 25)
@@ -108,13 +109,14 @@ def time_kernels(encoder: Encoder, batch: Batch, repeats: int) -> float:
 def check_equal(encoder: Encoder, reference: Reference, batches: list[Batch]) -> Row:
     """Tokens of the first batch, and documents of all that are for the CPU. Raises when an id differs."""
     n_needs_cpu = 0
-    for batch in batches:
+    expected = reference.ids_of_batches(batches)
+    for batch, ids_of_batch in zip(batches, expected, strict=True):
         encoding = encoder.encode(batch)
         n_needs_cpu += len(encoding.needs_cpu)
-        for i, ids in enumerate(reference.ids(batch)):
+        for i, ids in enumerate(ids_of_batch):
             if i not in encoding.needs_cpu and not np.array_equal(encoding.ids(i), ids):
                 raise ValueError(f"document {i} of {len(batch)} differs")
-    return {"tokens": sum(map(len, reference.ids(batches[0]))), "needs_cpu": n_needs_cpu}
+    return {"tokens": sum(map(len, expected[0])), "needs_cpu": n_needs_cpu}
 
 
 class Peers:
@@ -135,7 +137,9 @@ class Peers:
         expected = [ids.tolist() for ids in self.reference.ids(batches[-1])]
         row: Row = {}
         for name, run in self.run.items():
-            firsts = [_timed(run, text) for text in texts]
+            firsts = [_timed(run, texts[0])]
+            # What takes seconds is run twice.
+            firsts += [_timed(run, text) for text in (texts[1:] if firsts[0] < SLOW_NS else texts[1:2])]
             if _ids_of(name, run(texts[-1])) != expected:
                 row[f"{name}_us"] = None
                 continue

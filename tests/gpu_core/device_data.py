@@ -64,6 +64,11 @@ class Reference:
         )
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
+    def ids_of_batches(self, batches: list[list[bytes]]) -> list[list[Ids]]:
+        """The same for several batches, all documents at a time: the library takes a thread for each."""
+        ids = iter(self.ids([document for batch in batches for document in batch]))
+        return [[next(ids) for _ in batch] for batch in batches]
+
 
 def window(text: bytes, start: int, n_bytes: int) -> bytes:
     """About `n_bytes` of UTF-8 from `start`, whole characters only."""
