@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -57,21 +58,30 @@ class ServiceProcess:
 
     def wait_listening(self) -> ServiceProcess:
         """Wait until connections are accepted."""
-        addresses = self.wait_logged("listening")["addresses"]
-        self.port = next(int(a.rsplit(":", 1)[1]) for a in addresses if a.startswith("http://"))
+        self.wait_said("listening")
+        (self.port,) = {int(port) for port in re.findall(r"http://127\.0\.0\.1:(\d+)", "".join(self.lines))}
         eventually(self._accepts)
         return self
 
     def wait_ready(self) -> ServiceProcess:
         """Wait until the models are loaded."""
         self.wait_listening()
-        self.wait_logged("ready")
+        self.wait_said("ready")
         return self
+
+    def wait_said(self, message: str) -> None:
+        """Wait for a log line with this message, in either style."""
+        marks = (f'"message":"{message}"', f": {message} ")
+
+        def said() -> bool:
+            return any(mark in line for line in tuple(self.lines) for mark in marks)
+
+        eventually(lambda: said() or self.process.poll() is not None)
+        assert said(), "".join(self.lines)
 
     def wait_logged(self, message: str) -> dict[str, Any]:
         """The first log line with this message."""
-        eventually(lambda: bool(self.logged(message)) or self.process.poll() is not None)
-        assert self.logged(message), "".join(self.lines)
+        self.wait_said(message)
         return self.logged(message)[0]
 
     def logged(self, message: str) -> list[dict[str, Any]]:

@@ -1,0 +1,189 @@
+"""The end of a process: nothing that was sent completely is lost, and the exit is in time and clean."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer as Reference
+
+from tests.end_to_end.harness import LIMIT_S, Closed, ServiceProcess, Wire, encode, eventually, request, serving
+
+SLOW_TEXT = "A document that keeps the reference busy, again and again. " * 40_000
+"""About a second of work for the reference."""
+GET_READY = request(b"", "/ready", "GET")
+
+
+class Clients:
+    """Threads that ask without pause, on kept connections and on new ones, until they are refused."""
+
+    def __init__(self, service: ServiceProcess, reference: Reference) -> None:
+        self._service = service
+        self._texts = [f"request {i} " * (i % 7 + 1) for i in range(20)]
+        self._expected = [reference.encode(text).ids for text in self._texts]
+        self.n_answers = 0
+        self.wrong: list[object] = []
+        self.lost: list[str] = []
+        kinds: list[Callable[[bool], None]] = [self._keep, self._renew]
+        self._threads = [threading.Thread(target=kind, args=(uds,)) for kind in kinds for uds in (False, True) * 3]
+        for thread in self._threads:
+            thread.start()
+
+    def join(self) -> None:
+        """Wait until every client was refused."""
+        for thread in self._threads:
+            thread.join(LIMIT_S)
+            assert not thread.is_alive()
+
+    def _keep(self, uds: bool) -> None:
+        """Use a connection until the server says that it ends, then connect again."""
+        while (wire := self._connect(uds)) is not None:
+            while self._ask(wire, f"kept, uds={uds}"):
+                pass
+            wire.close()
+
+    def _renew(self, uds: bool) -> None:
+        """A connection for each request."""
+        while (wire := self._connect(uds)) is not None:
+            self._ask(wire, f"new, uds={uds}")
+            wire.close()
+
+    def _connect(self, uds: bool) -> Wire | None:
+        try:
+            return Wire(self._service.connect(uds))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return None
+
+    def _ask(self, wire: Wire, what: str) -> bool:
+        """One request; whether the connection may be used again."""
+        i = self.n_answers % 20
+        try:
+            wire.sock.sendall(encode(self._texts[i]))
+        except OSError:
+            return False  # not sent completely
+        try:
+            answer = wire.read()
+        except Closed:
+            self.lost.append(what)
+            return False
+        if answer.status != 200 or answer.json["ids"] != self._expected[i]:
+            self.wrong.append(answer)
+        self.n_answers += 1
+        return answer.headers.get("connection") != "close"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_nothing_is_lost(folder: Path, home: Path, model: str, reference: Reference, number: int) -> None:
+    """Under load from kept and new connections a signal loses no request that was sent completely; exit code 0."""
+    with serving(folder, model, cache_dir=home / "cache") as service:
+        clients = Clients(service, reference)
+        eventually(lambda: clients.n_answers > 300)
+        n_before = clients.n_answers
+        service.signal(number)
+        assert service.wait_exit() == 0
+        clients.join()
+        assert clients.lost == []
+        assert clients.wrong == []
+        assert clients.n_answers > n_before
+        assert service.logged("stopped")
+        assert not service.uds.exists()
+
+
+def test_work_in_flight_is_finished(folder: Path, home: Path, model: str, reference: Reference) -> None:
+    """A long document, and one whose body is still arriving, are answered after the signal; readiness ends at once."""
+    with serving(folder, model, "--cpu-engine=reference", cache_dir=home / "cache") as service:
+        slow, arriving, probe = (Wire(service.connect()) for _ in range(3))
+        slow.sock.sendall(encode(SLOW_TEXT))
+        data = encode("still arriving")
+        arriving.sock.sendall(data[:-5])
+        eventually(lambda: service.in_flight == 2)
+        assert probe.ask(GET_READY).status == 200
+        service.signal()
+        eventually(lambda: service.logged("draining"))
+        ready = probe.ask(GET_READY)
+        assert (ready.status, ready.json["status"]) == (503, "draining")
+        late = Wire(service.connect())
+        answer = late.ask(encode("late"))
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+        assert late.closed()
+        eventually(lambda: _refused(service))
+        arriving.sock.sendall(data[-5:])
+        assert arriving.read().json["ids"] == reference.encode("still arriving").ids
+        answer = slow.read()
+        assert answer.json["ids"] == reference.encode(SLOW_TEXT).ids
+        assert answer.headers["connection"] == "close"
+        assert service.wait_exit() == 0
+
+
+def _refused(service: ServiceProcess) -> bool:
+    try:
+        service.connect(uds=True).close()
+    except OSError:
+        return True
+    return False
+
+
+def test_the_timeout_of_a_drain(folder: Path, home: Path, model: str) -> None:
+    """What takes longer than the drain timeout is left behind; the exit code is 0, and nothing odd is printed."""
+    with serving(folder, model, "--cpu-engine=reference", "--drain-timeout=2", cache_dir=home / "cache") as service:
+        wire = Wire(service.connect())
+        wire.sock.sendall(encode(SLOW_TEXT * 10))
+        stalled = Wire(service.connect())
+        stalled.sock.sendall(encode("x" * 1000)[:-10])
+        eventually(lambda: service.in_flight == 2)
+        start_s = time.monotonic()
+        service.signal()
+        assert service.wait_exit() == 0
+        assert time.monotonic() - start_s < 2.0
+        for each in (wire, stalled):
+            with pytest.raises(Closed):
+                each.read()
+        assert [line for line in service.lines if not line.startswith("{")] == []
+
+
+def test_a_second_signal_ends_at_once(folder: Path, home: Path, model: str) -> None:
+    """Who asks twice does not wait for what is in flight."""
+    with serving(folder, model, "--cpu-engine=reference", "--drain-timeout=60", cache_dir=home / "cache") as service:
+        wire = Wire(service.connect())
+        wire.sock.sendall(encode(SLOW_TEXT * 10))
+        eventually(lambda: service.in_flight == 1)
+        service.signal()
+        service.wait_logged("draining")
+        start_s = time.monotonic()
+        service.signal()
+        assert service.wait_exit() == 0
+        assert time.monotonic() - start_s < 10
+        wire.close()
+
+
+def test_idle_connections_do_not_hold_up_the_exit(folder: Path, home: Path, model: str) -> None:
+    """Connections without a request, new, used, or in the middle of a head, are closed."""
+    with serving(folder, model, cache_dir=home / "cache") as service:
+        wires = [Wire(service.connect(bool(i % 2))) for i in range(6)]
+        for wire in wires[2:]:
+            assert wire.ask(encode("a")).status == 200
+        for wire in wires[4:]:
+            wire.sock.sendall(b"POST /v1/enc")
+        start_s = time.monotonic()
+        service.signal()
+        assert service.wait_exit() == 0
+        assert time.monotonic() - start_s < 5
+        assert all(wire.closed() for wire in wires)
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.4, 1.0])
+def test_the_end_while_models_load(folder: Path, delay_s: float) -> None:
+    """A signal while a model loads ends the process soon, with code 0; threads in native code do not abort it."""
+    service = ServiceProcess(folder)
+    try:
+        service.wait_listening()
+        threading.Event().wait(delay_s)
+        service.signal()
+        assert service.wait_exit() == 0
+        assert [line for line in service.lines if not line.startswith("{")] == []
+    finally:
+        service.stop()
