@@ -62,8 +62,9 @@ def _merge_rows(symbols: NDArray[np.int64], lookup: _PairLookup) -> NDArray[np.i
         rows, symbols, ranks, at, lowest = rows[alive], symbols[alive], ranks[alive], at[alive], lowest[alive]
         symbols[np.arange(len(rows)), at] = lookup.product[lowest]
         keep = np.arange(symbols.shape[1])[None, :] != at[:, None] + 1
-        symbols = symbols[keep].reshape(len(rows), -1)
-        ranks = ranks[keep[:, 1:]].reshape(len(rows), -1)
+        width = symbols.shape[1] - 1
+        symbols = symbols[keep].reshape(len(rows), width)
+        ranks = ranks[keep[:, 1:]].reshape(len(rows), width - 1)
         for column in (at - 1, at):
             there = np.flatnonzero((column >= 0) & (column < symbols.shape[1] - 1))
             c = column[there]

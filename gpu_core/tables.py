@@ -201,7 +201,7 @@ def _string_table(name: str, strings: dict[bytes, int], pool: _Pool, numbers: di
     """Slots of (low hash word, offset in the pool, length, id); an empty one has length 0."""
     texts = list(strings)
     hashes = np.array([cuckoo.hash_bytes(text) for text in texts], dtype=np.uint64)
-    owner = _place(name, hashes.view(np.uint32).reshape(-1, 2), numbers)
+    owner = _place(name, hashes.view(np.uint32).reshape(len(texts), 2), numbers)
     slots = np.zeros((len(owner), 4), dtype=np.uint32)
     for slot in np.flatnonzero(owner >= 0):
         text = texts[owner[slot]]

@@ -22,7 +22,7 @@ __device__ __forceinline__ void list_pretokens(Shared& sh, const Batch& batch, c
         if (lane + 32 < ARENA_WORDS) sh.token[lane + 32] = 0;
         sh.selected[lane] = 0;
         if (lane + 32 < ARENA_WORDS) sh.selected[lane + 32] = 0;
-        if (lane < 4) sh.n_miss[lane] = 0;
+        if (lane < 5) sh.n_miss[lane] = 0;
         if (lane == 0) {
             sh.n_pretokens = total;
             sh.next_work = 0;

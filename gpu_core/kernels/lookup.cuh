@@ -5,21 +5,23 @@
 
 #include "merge.cuh"
 
-// Lists of misses by the lanes that they get: 8 and 16 share one array from both ends, 32 and more (a warp) another one.
-enum MissList : u32 { MISS_8, MISS_16, MISS_32, MISS_LONG };
+// Lists of misses by their largest length. The first two share an array from both ends, as do the next two.
+enum MissList : u32 { MISS_8, MISS_16, MISS_32, MISS_64, MISS_LONG };
 
-__device__ __forceinline__ void add_miss(Shared& sh, u32 index, u32 length) {
-    u32 list = length <= 8 ? MISS_8 : length <= 16 ? MISS_16 : length <= 32 ? MISS_32 : MISS_LONG;
-    u32 n = atomicAdd(&sh.n_miss[list], 1u);
+__device__ __forceinline__ u16& miss_at(Shared& sh, u32 list, u32 n) {
+    if (list == MISS_LONG) return sh.long_miss[n];
     u16* array = list < MISS_32 ? sh.small_miss : sh.large_miss;
     u32 size = list < MISS_32 ? sizeof(sh.small_miss) / 2 : sizeof(sh.large_miss) / 2;
-    array[list & 1u ? size - 1 - n : n] = static_cast<u16>(index);
+    return array[list & 1u ? size - 1 - n : n];
 }
 
-__device__ __forceinline__ u32 miss_at(const Shared& sh, u32 list, u32 n) {
-    const u16* array = list < MISS_32 ? sh.small_miss : sh.large_miss;
-    u32 size = list < MISS_32 ? sizeof(sh.small_miss) / 2 : sizeof(sh.large_miss) / 2;
-    return array[list & 1u ? size - 1 - n : n];
+__device__ __forceinline__ void add_miss(Shared& sh, u32 index, u32 length) {
+    u32 list = length <= 8    ? MISS_8
+               : length <= 16 ? MISS_16
+               : length <= 32 ? MISS_32
+               : length <= 64 ? MISS_64
+                              : MISS_LONG;
+    miss_at(sh, list, atomicAdd(&sh.n_miss[list], 1u)) = static_cast<u16>(index);
 }
 
 constexpr u32 SHORT_KEY = 12;
@@ -64,7 +66,7 @@ __device__ __forceinline__ void look_up(Shared& sh, const Tables& t, const Batch
     }
 }
 
-template <u32 G>
+template <u32 G, u32 N>
 __device__ __forceinline__ void merge_listed(Shared& sh, const Tables& t, u32 list, u32 item) {
     u32 n = item * (32 / G) + lane_id() / G;
     u32 position = 0, length = 0;
@@ -73,25 +75,28 @@ __device__ __forceinline__ void merge_listed(Shared& sh, const Tables& t, u32 li
         position = sh.pretoken[index];
         length = sh.pretoken[index + 1] - position;
     }
-    merge_groups<G>(sh, t, position, length);
+    merge_groups<G, N>(sh, t, position, length);
 }
 
 // Warps take what is left to merge, the longest first.
 __device__ __forceinline__ void merge_misses(Shared& sh, const Tables& t) {
-    u32 n_long = sh.n_miss[MISS_LONG], n_32 = sh.n_miss[MISS_32];
-    u32 n_16 = (sh.n_miss[MISS_16] + 1) / 2, n_8 = (sh.n_miss[MISS_8] + 3) / 4;
+    u32 end_long = sh.n_miss[MISS_LONG], end_64 = end_long + sh.n_miss[MISS_64];
+    u32 end_32 = end_64 + (sh.n_miss[MISS_32] + 1) / 2, end_16 = end_32 + (sh.n_miss[MISS_16] + 3) / 4;
+    u32 end_8 = end_16 + (sh.n_miss[MISS_8] + 3) / 4;
     while (true) {
         u32 item = lane_id() == 0 ? atomicAdd(&sh.next_work, 1u) : 0;
         item = __shfl_sync(FULL, item, 0);
-        if (item < n_long) {
+        if (item < end_long) {
             u32 index = miss_at(sh, MISS_LONG, item), position = sh.pretoken[index];
             merge_long(sh, t, position, sh.pretoken[index + 1] - position);
-        } else if (item < n_long + n_32) {
-            merge_listed<32>(sh, t, MISS_32, item - n_long);
-        } else if (item < n_long + n_32 + n_16) {
-            merge_listed<16>(sh, t, MISS_16, item - n_long - n_32);
-        } else if (item < n_long + n_32 + n_16 + n_8) {
-            merge_listed<8>(sh, t, MISS_8, item - n_long - n_32 - n_16);
+        } else if (item < end_64) {
+            merge_listed<32, 2>(sh, t, MISS_64, item - end_long);
+        } else if (item < end_32) {
+            merge_listed<16, 2>(sh, t, MISS_32, item - end_64);
+        } else if (item < end_16) {
+            merge_listed<8, 2>(sh, t, MISS_16, item - end_32);
+        } else if (item < end_8) {
+            merge_listed<8, 1>(sh, t, MISS_8, item - end_16);
         } else {
             return;
         }

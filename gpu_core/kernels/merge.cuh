@@ -10,14 +10,25 @@
 
 constexpr u32 NO_RULE = 0xffffffffu;
 
-// What ranks compare by; bit 0: merge one place at a time.
-__device__ __forceinline__ u32 pair_order(const Tables& t, u32 left, u32 right) {
+// A rule of the table on its way: both slots are loaded at once, and those of several pairs before the first is looked at.
+struct Rule {
+    u64 wanted, first, second;
+
+    // What ranks compare by, or NO_RULE; bit 0: see until_lower.
+    __device__ __forceinline__ u32 order() const {
+        if (first >> 28 == wanted) return static_cast<u32>(first) & 0x0fffffffu;
+        return second >> 28 == wanted ? static_cast<u32>(second) & 0x0fffffffu : NO_RULE;
+    }
+};
+
+__device__ __forceinline__ Rule load_rule(const Tables& t, u32 left, u32 right) {
     Slots where = slots_of(t.merge_hash, left, right);
-    u64 first = __ldg(&t.merge_slots[where.first]), second = __ldg(&t.merge_slots[where.second]);
-    u64 wanted = static_cast<u64>(left) << 18 | right;
-    if (first >> 28 == wanted) return static_cast<u32>(first) & 0x0fffffffu;
-    if (second >> 28 == wanted) return static_cast<u32>(second) & 0x0fffffffu;
-    return NO_RULE;
+    return {static_cast<u64>(left) << 18 | right, __ldg(&t.merge_slots[where.first]),
+            __ldg(&t.merge_slots[where.second])};
+}
+
+__device__ __forceinline__ u32 pair_order(const Tables& t, u32 left, u32 right) {
+    return load_rule(t, left, right).order();
 }
 
 __device__ __forceinline__ u32 product_of(const Tables& t, u32 order) {
@@ -28,86 +39,156 @@ __device__ __forceinline__ u32 byte_id(const Shared& sh, const Tables& t, u32 po
     return __ldg(&t.byte_ids[byte_at(sh, position)]);
 }
 
+// Positions of the symbols of a pre-token, as bits of a word or of a double word.
+__device__ __forceinline__ u32 first_of(u32 mask) { return __ffs(mask) - 1; }
+__device__ __forceinline__ u32 first_of(u64 mask) { return __ffsll(mask) - 1; }
+__device__ __forceinline__ u32 last_of(u32 mask) { return 31 - __clz(mask); }
+__device__ __forceinline__ u32 last_of(u64 mask) { return 63 - __clzll(mask); }
+
+template <bool IS_WIDE>
+struct MaskOf {
+    using Type = u32;
+};
+template <>
+struct MaskOf<true> {
+    using Type = u64;
+};
+
 // The symbols right behind those of a mask: the carry of a sum runs over what is not alive up to the next symbol.
 //   alive    1 0 0 1 1 0 1
 //   mask     1 . . . 1 . .
 //   result   . . . 1 . . 1
-__device__ __forceinline__ u32 next_of(u32 mask, u32 alive) { return ((mask << 1) + ~alive) & alive; }
+template <class Mask>
+__device__ __forceinline__ Mask next_of(Mask mask, Mask alive) {
+    return ((mask << 1) + ~alive) & alive;
+}
 
 // In chains of places that share symbols, every second place.
-__device__ __forceinline__ u32 without_overlaps(u32 places, u32 alive) {
-    u32 selected = places & ~next_of(places, alive);
-    for (u32 last = selected; last;) {
+template <class Mask>
+__device__ __forceinline__ Mask without_overlaps(Mask places, Mask alive) {
+    Mask selected = places & ~next_of(places, alive);
+    for (Mask last = selected; last;) {
         last = next_of(next_of(last, alive) & places, alive) & places;
         selected |= last;
     }
     return selected;
 }
 
-template <u32 G>
-__device__ __forceinline__ u32 group_min(u32 value) {
-    if constexpr (G == 32) {
-        return warp_min(value);
-    } else {
-        for (u32 step = G / 2; step; step /= 2) value = min(value, __shfl_xor_sync(FULL, value, step));
-        return value;
-    }
-}
+// G lanes that merge a pre-token of up to G * N bytes: lane i holds the symbols at i and, if N is 2, at G + i.
+template <u32 G, u32 N>
+struct Group {
+    using Mask = typename MaskOf<(G * N > 32)>::Type;
+    u32 i, base;  // this lane in the group, the group's first lane in the warp
+    Mask alive;
+    u32 symbol[N], order[N];
 
-// Which of `merged`, the places of one rule in a group of lanes, are merged now. A rule of odd order may form pairs of lower order:
-// place by place, the pairs on both sides of the product are looked at, and the first place that forms one is the last of this round.
-template <u32 G>
-__device__ __forceinline__ u32 until_lower(const Tables& t, u32 merged, u32 alive, u32 symbol, u32 lowest) {
-    const u32 i = lane_id() % G, group = lane_id() - i, below = bits_below(i);
-    u32 before = alive & below, later = alive & ~(below << 1 | 1u), behind = later & (later - 1);
-    u32 previous = before ? highest_bit(before) : 0, next = behind ? __ffs(behind) - 1 : 0;
-    u32 left = __shfl_sync(FULL, symbol, group + previous), right = __shfl_sync(FULL, symbol, group + next);
-    bool forms_lower = false;
-    if ((lowest & 1u) && (merged >> i & 1u)) {
-        u32 product = product_of(t, lowest), above = before & ~(1u << previous);
-        // The symbol before belongs to the place before, when that is merged with it.
-        if (above && (merged >> highest_bit(above) & 1u)) left = product;
-        forms_lower =
-            (before && pair_order(t, left, product) < lowest) || (behind && pair_order(t, product, right) < lowest);
-    }
-    u32 stops = __ballot_sync(FULL, forms_lower) >> group & bits_below(G);
-    return stops ? merged & (stops ^ (stops - 1)) : merged;
-}
+    __device__ __forceinline__ Mask bit(u32 h) const { return static_cast<Mask>(1) << (h * G + i); }
+    __device__ __forceinline__ Mask before(u32 h) const { return alive & (bit(h) - 1); }
+    __device__ __forceinline__ Mask behind(u32 h) const { return alive & ~(bit(h) | (bit(h) - 1)); }
 
-// Pre-tokens of up to G bytes, one for each group of G lanes and a symbol for each lane; `length` 0 = the group idles.
-template <u32 G>
+    // The group's mask of what each of its lanes says about each of its symbols.
+    __device__ __forceinline__ Mask gather(const bool (&says)[N]) const {
+        Mask result = 0;
+        for (u32 h = 0; h < N; ++h) {
+            result |= static_cast<Mask>(__ballot_sync(FULL, says[h]) >> base & bits_below(G)) << (h * G);
+        }
+        return result;
+    }
+
+    __device__ __forceinline__ u32 symbol_at(u32 position) const {
+        u32 result = __shfl_sync(FULL, symbol[0], base + position % G);
+        if constexpr (N == 2) {
+            u32 high = __shfl_sync(FULL, symbol[1], base + position % G);
+            if (position >= G) result = high;
+        }
+        return result;
+    }
+
+    __device__ __forceinline__ u32 lowest() const {
+        u32 value = order[0];
+        if constexpr (N == 2) value = min(value, order[1]);
+        if constexpr (G == 32) {
+            return warp_min(value);
+        } else {
+            for (u32 step = G / 2; step; step /= 2) value = min(value, __shfl_xor_sync(FULL, value, step));
+            return value;
+        }
+    }
+
+    // Orders of the pairs that begin at symbols of `changed`.
+    __device__ __forceinline__ void find_orders(const Tables& t, Mask changed) {
+        Rule rule[N];
+        for (u32 h = 0; h < N; ++h) {
+            Mask later = behind(h);
+            u32 next = symbol_at(later ? first_of(later) : 0);
+            bool wanted = later && (changed & bit(h));
+            rule[h] = load_rule(t, wanted ? symbol[h] : 0, wanted ? next : 0);
+        }
+        for (u32 h = 0; h < N; ++h) {
+            if (!(alive & bit(h))) {
+                order[h] = NO_RULE;
+            } else if (changed & bit(h)) {
+                order[h] = behind(h) ? rule[h].order() : NO_RULE;
+            }
+        }
+    }
+
+    // Which of `merged`, the places of one rule, are merged in this round. A rule of odd order may form pairs of lower order: from left
+    // to right, the pairs on both sides of the product are looked at, and the first place that forms one is the last of the round.
+    __device__ __forceinline__ Mask until_lower(const Tables& t, Mask merged, u32 rule_order) const {
+        bool lower[N];
+        for (u32 h = 0; h < N; ++h) {
+            Mask earlier = before(h), later = behind(h) & (behind(h) - 1);
+            Mask above = earlier ? earlier & ~(static_cast<Mask>(1) << last_of(earlier)) : 0;
+            u32 left = symbol_at(earlier ? last_of(earlier) : 0), right = symbol_at(later ? first_of(later) : 0);
+            lower[h] = false;
+            if ((rule_order & 1u) && (merged & bit(h))) {
+                u32 product = product_of(t, rule_order);
+                // The symbol before belongs to the place before, when that is merged with it.
+                if (above && (merged >> last_of(above) & 1u)) left = product;
+                lower[h] = (earlier && pair_order(t, left, product) < rule_order) ||
+                           (later && pair_order(t, product, right) < rule_order);
+            }
+        }
+        Mask stops = gather(lower);
+        return stops ? merged & (stops ^ (stops - 1)) : merged;
+    }
+};
+
+// Pre-tokens of up to G * N bytes, one for each group of G lanes; `length` 0 = the group idles.
+template <u32 G, u32 N>
 __device__ __forceinline__ void merge_groups(Shared& sh, const Tables& t, u32 position, u32 length) {
-    const u32 i = lane_id() % G, group = lane_id() - i, group_bits = bits_below(G);
-    u32 alive = bits_below(length);
-    u32 symbol = i < length ? byte_id(sh, t, position + i) : 0;
-    u32 next_symbol = __shfl_sync(FULL, symbol, (lane_id() + 1) & 31u);
-    u32 order = i + 1 < length ? pair_order(t, symbol, next_symbol) : NO_RULE;
+    using Mask = typename Group<G, N>::Mask;
+    Group<G, N> g;
+    g.i = lane_id() % G;
+    g.base = lane_id() - g.i;
+    g.alive = length ? ~static_cast<Mask>(0) >> (sizeof(Mask) * 8 - length) : 0;
+    for (u32 h = 0; h < N; ++h) g.symbol[h] = g.alive & g.bit(h) ? byte_id(sh, t, position + h * G + g.i) : 0;
+    g.find_orders(t, g.alive);
     while (true) {
-        u32 lowest = group_min<G>(order);
-        u32 all_places = __ballot_sync(FULL, order == lowest && lowest != NO_RULE);
-        if (!all_places) break;
-        u32 merged = all_places >> group & group_bits;
+        u32 lowest = g.lowest();
+        bool here[N];
+        for (u32 h = 0; h < N; ++h) here[h] = g.order[h] == lowest && lowest != NO_RULE;
+        Mask merged = g.gather(here);
+        if (!__any_sync(FULL, merged != 0)) break;
         if (__any_sync(FULL, (merged & (merged - 1)) != 0)) {
-            merged = without_overlaps(merged, alive);
-            if (__any_sync(FULL, (lowest & 1u) && (merged & (merged - 1))))
-                merged = until_lower<G>(t, merged, alive, symbol, lowest);
+            merged = without_overlaps(merged, g.alive);
+            bool careful = (lowest & 1u) && (merged & (merged - 1));
+            if (__any_sync(FULL, careful)) merged = g.until_lower(t, merged, lowest);
         }
-        alive &= ~next_of(merged, alive);
-
-        bool selected = merged >> i & 1u;
-        if (selected) symbol = product_of(t, lowest);
-        u32 later = alive & (FULL << i << 1);
-        u32 next = later ? __ffs(later) - 1 : 0;
-        next_symbol = __shfl_sync(FULL, symbol, group + next);
-        if (!(alive >> i & 1u)) {
-            order = NO_RULE;
-        } else if (selected || (later && merged >> next & 1u)) {
-            order = later ? pair_order(t, symbol, next_symbol) : NO_RULE;
+        g.alive &= ~next_of(merged, g.alive);
+        Mask changed = merged;
+        for (u32 h = 0; h < N; ++h) {
+            if (merged & g.bit(h)) g.symbol[h] = product_of(t, lowest);
+            if (g.behind(h) && (merged >> first_of(g.behind(h)) & 1u)) changed |= g.bit(h);
         }
+        g.find_orders(t, changed);
     }
-    if (alive >> i & 1u) {
-        sh.symbol[position + i] = symbol;
-        atomicOr(&sh.token[(position + i) >> 5], 1u << ((position + i) & 31u));
+    for (u32 h = 0; h < N; ++h) {
+        u32 at = position + h * G + g.i;
+        if (!(g.alive & g.bit(h))) continue;
+        sh.symbol[at] = g.symbol[h];
+        atomicOr(&sh.token[at >> 5], 1u << (at & 31u));
     }
 }
 

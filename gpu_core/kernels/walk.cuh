@@ -87,6 +87,7 @@ __device__ __forceinline__ void step_left(Walk& walk, const Planes& m, const Run
     u32 n_digits = further ? warp_sum(in_lane) : __shfl_sync(FULL, runs.phase_count, LEFT_WORD);
     bool claimed = has_position(runs.claimed, (LEFT_WORD + 1) * 32),
          tail = has_position(runs.tail, (LEFT_WORD + 1) * 32);
+    __syncwarp();  // all lanes have read what one of them writes now
     if (lane_id()) return;
     walk.n_digits = (walk.n_digits + n_digits) % 3;
     int own = job.tile_start - static_cast<int>(HALO_LEFT);
@@ -105,6 +106,7 @@ __device__ __forceinline__ void step_right(Walk& walk, const Planes& m, bool las
     if (lane_id() == 0) stop = 0;
     u32 position = lowest_position(stop);
     bool newline = position < WINDOW && has_position(m.newline & ~m.border, position);
+    __syncwarp();
     if (lane_id()) return;
     bool further = position == WINDOW && !last_window;
     if (further && walk.n_steps < MAX_STEPS)
@@ -116,6 +118,7 @@ __device__ __forceinline__ void step_right(Walk& walk, const Planes& m, bool las
 }
 
 __device__ __forceinline__ void step_end(Walk& walk, u32 found) {
+    __syncwarp();
     if (lane_id()) return;
     walk.knows_end = 1;
     walk.end = found == NOT_FOUND ? 0 : found + TILE;
@@ -168,6 +171,7 @@ __device__ __forceinline__ void look(Shared& sh, const Tables& t, const Batch& b
         sh.start[lane_id()] = start;
         check_borders(sh, m, batch, job, window_start);
     }
+    __syncwarp();
     if (lane_id()) return;
     if (run != 3) {
         walk.run = run;

@@ -59,8 +59,8 @@ struct Shared {
     u32 start[WORDS], start_rank[WORDS];
     u32 token[ARENA_WORDS], token_rank[ARENA_WORDS], selected[ARENA_WORDS];
     u16 pretoken[TILE + 2];
-    u16 small_miss[TILE / 2 + 2], large_miss[TILE / 16 + 4];
-    u32 n_miss[4];
+    u16 small_miss[TILE / 2 + 2], large_miss[TILE / 16 + 4], long_miss[TILE / 64 + 3];
+    u32 n_miss[5];
     u32 next_work;
     u32 any_candidate;
     u32 first_document;

@@ -280,6 +280,8 @@ inline T __ldg(const T* at) {
 }
 inline int __popc(unsigned word) { return __builtin_popcount(word); }
 inline int __ffs(unsigned word) { return __builtin_ffs(static_cast<int>(word)); }
+inline int __ffsll(unsigned long long word) { return __builtin_ffsll(static_cast<long long>(word)); }
+inline int __clzll(unsigned long long word) { return word ? __builtin_clzll(word) : 64; }
 inline int __clz(unsigned word) { return word ? __builtin_clz(word) : 32; }
 inline unsigned __brev(unsigned word) {
     unsigned result = 0;
