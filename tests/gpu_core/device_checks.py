@@ -170,7 +170,7 @@ def check_family(family: str, data: DeviceData, extent: str) -> Checker:
     file = data.tokenizer_json(family)
     top = {"least": 1 << 14, "short": 1 << 16, "full": 4 << 20}[extent]
     options = GpuOptions(size_classes_bytes=tuple(s for s in GpuOptions().size_classes_bytes if s <= top),
-                         token_starts=True)  # fmt: skip
+                         contexts_per_class=4, token_starts=True)  # fmt: skip
     checker, reference = Checker(family, file, options), Reference(file)
     loaded = time.monotonic()
     literals = [literal for literal, i in device_literals(checker.encoder.spec).items() if i >> 31 == 0][:50]
