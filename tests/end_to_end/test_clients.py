@@ -169,8 +169,13 @@ def test_a_deadline_while_waiting(slow: ServiceProcess, reference: Reference) ->
 
 def test_a_client_that_does_not_read(slow: ServiceProcess, reference: Reference) -> None:
     """Answers that nobody reads do not pile up: the service stops reading that client, and serves the others."""
-    before = slow.metrics()["process_resident_memory_bytes"][()]
     data = encode("some words " * 20_000)
+    for _ in range(3):  # what the same work takes for clients that read
+        readers = [Wire(slow.connect()) for _ in range(8)]
+        for wire in readers:
+            wire.sock.sendall(data)
+        assert [wire.read().status for wire in readers] == [200] * 8
+    before = slow.metrics()["process_resident_memory_bytes"][()]
     sock = slow.connect()
     sock.settimeout(0.5)
     n_sent = 0
