@@ -121,6 +121,7 @@ class Encoder:
             n_tokens,
             needs_cpu,
             times,
+            replay.lease,
         )
 
     def lease(self, n_bytes: int, n_documents: int) -> Lease:

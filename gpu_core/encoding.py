@@ -176,6 +176,11 @@ class ResidentEncoding:
     n_tokens: int
     needs_cpu: dict[int, str]
     times: Times
+    lease: Lease
+
+    def release(self) -> None:
+        """Give the execution context back now; the arrays may change from now on. Without it: when none is held."""
+        self.lease.release()
 
 
 def _asked(array: Ids | None) -> Ids:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import shutil
 import subprocess
 import tempfile
@@ -27,14 +26,14 @@ _FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"
 
 def compiler() -> str | None:
     """The C++ compiler that the shim needs, if there is one."""
-    return shutil.which(os.environ.get("CXX", "g++"))
+    return shutil.which("g++")
 
 
 def build(defines: dict[str, int], cache_dir: Path, flags: tuple[str, ...] = ()) -> Path:
     """The shared library of the kernels with these macros; compiled unless the cache holds it already."""
     cxx = compiler()
     if cxx is None:
-        raise FileNotFoundError("no C++ compiler: install g++ or set CXX")
+        raise FileNotFoundError("no C++ compiler: install g++")
     sources = sorted(path for directory in _SOURCES for path in directory.iterdir() if path.suffix in _SUFFIXES)
     macros = [f"-D{name}={value}" for name, value in sorted(defines.items())]
     digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in sources))

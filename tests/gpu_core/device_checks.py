@@ -66,6 +66,8 @@ class Checker:
                     f"{self.family} {name}: document {i} of {len(batch)} ({len(batch[i])} bytes of "
                     f"{sum(map(len, batch))}): {len(got)} ids instead of {len(ids)}, first difference at {where}"
                 )
+        # A sanitizer keeps the frames of launches, and with them what they refer to.
+        encoding.release()
 
     def check_other_ways(self, batch: Batch) -> None:
         """Counts, token starts and resident results agree with plain ids; token starts rise and begin at 0."""
@@ -86,6 +88,8 @@ class Checker:
             self.n_checked["other ways"] += 1
             if not good:
                 self.wrong.append(f"{self.family} other ways: document {i} of {len(batch)}")
+        plain.release()
+        resident.release()
 
     def check_transfers(self, batch: Batch) -> None:
         """Every way in and out gives the same ids."""

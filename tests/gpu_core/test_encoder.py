@@ -195,6 +195,9 @@ def test_resident_results() -> None:
     assert resident.token_starts.tolist() == [0, 3, 7]
     assert (resident.n_tokens, resident.needs_cpu) == (3, {})
     assert (context.ids == 0xDEADBEEF).all()
+    assert len(one._free[0]) == 0
+    resident.release()
+    assert len(one._free[0]) == 1
     with pytest.raises(ValueError, match="one replay"):
         one.encode_resident([b"a " * 200])
 
