@@ -1,0 +1,5 @@
+"""One error."""
+
+
+class CompileException(Exception):
+    """Never raised here."""

@@ -1,0 +1,81 @@
+"""Launches, at once or remembered."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Any
+
+from gpu_core.layout import HEADER
+from gpu_core.shim import build
+
+Launch = tuple[int, int, Any]
+"""Kernel, blocks, addresses of parameters."""
+
+_kernels: list[tuple[str, Any]] = []
+_graphs: list[list[Launch]] = []
+_captured: list[list[Launch]] = []
+
+
+class CUDADriverError(Exception):
+    """Never raised here."""
+
+
+def add_kernel(name: str, defines: dict[str, int]) -> int:
+    """The address of a kernel."""
+    library = ctypes.CDLL(str(build(defines, Path(os.environ["SHIM_CACHE"])))) if name == "encode" else None
+    _kernels.append((name, library))
+    return len(_kernels) - 1
+
+
+def add_graph(launches: list[Launch]) -> int:
+    """The address of a graph."""
+    _graphs.append(launches)
+    return len(_graphs) - 1
+
+
+def begin_capture() -> None:
+    """From now on launches are remembered."""
+    _captured.append([])
+
+
+def end_capture() -> list[Launch]:
+    """What was remembered."""
+    return _captured.pop()
+
+
+def replay(graph: int) -> None:
+    """All launches of a graph."""
+    for launch in _graphs[graph]:
+        _run(*launch)
+
+
+def launchKernel(
+    kernel: int, blocks: int, _y: int, _z: int, threads: int, *rest: int
+) -> None:  # The names and the order are CuPy's.
+    """Launch, or remember the launch."""
+    assert (_y, _z) == (1, 1)
+    assert threads in {256, 512}
+    parameters = ctypes.cast(rest[4], ctypes.POINTER(ctypes.c_void_p))
+    if _captured:
+        _captured[-1].append((kernel, blocks, parameters))
+    else:
+        _run(kernel, blocks, parameters)
+
+
+def _run(kernel: int, blocks: int, parameters: Any) -> None:
+    name, library = _kernels[kernel]
+    if name == "encode":
+        library.sidetok_encode(ctypes.c_void_p(parameters[0]), ctypes.c_void_p(parameters[1]), blocks, 0)
+    else:
+        _fetch((ctypes.c_uint64 * 6).from_address(parameters[0]))
+
+
+def _fetch(addresses: Any) -> None:
+    """What `kernels/fetch.cu` does: header, document starts and text, as far as they are live."""
+    host_header, header, host_starts, starts, host_text, text = addresses
+    ctypes.memmove(header, host_header, HEADER.itemsize)
+    n_bytes, n_documents = (ctypes.c_uint32 * 2).from_address(host_header + 8)
+    ctypes.memmove(starts, host_starts, 4 * (n_documents + 1))
+    ctypes.memmove(text, host_text, n_bytes)

@@ -1,0 +1,5 @@
+"""One error."""
+
+
+class OutOfMemoryError(Exception):
+    """Never raised here."""

@@ -1,0 +1,33 @@
+"""The device module over a stand-in for CuPy: memory layout, capture, replay, transfers, results, without a GPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpu_core.shim import compiler
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+def test_contexts_over_the_stand_in(shim_cache: Path) -> None:
+    """Every way in and out gives the reference's ids, as a graph and without one, in every wait mode."""
+    environment = dict(os.environ)
+    environment["PYTHONPATH"] = os.pathsep.join([str(HERE / "stand_in"), str(HERE.parents[1])])
+    environment["SHIM_CACHE"] = str(shim_cache)
+    command = [sys.executable, "-m", "tests.gpu_core.stand_in.run"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
+    report = json.loads(done.stdout)
+    assert report["wrong"] == []
+    assert len(report["found"]) == 4
+    for checked, needs_cpu, device in report["found"].values():
+        assert device == "stand-in"
+        assert checked["texts"] == 45
+        assert checked["transfers"] >= 4
+        assert checked["other ways"] > 0
+        assert list(needs_cpu.values()) == [1]
