@@ -8,6 +8,7 @@ answered, and has the attributes that it reads there.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from typing import Any
@@ -184,6 +185,13 @@ class Protocol(HttpToolsProtocol):
     _seen_headers: Any = None
     """The header list of the latest request whose head is complete."""
     _n_head_bytes = 0
+    _n_unread = 0
+    """Bytes of answers that the client had not read when the connection was last found idle."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client connected. One that sends nothing is as idle as one between requests."""
+        super().connection_made(transport)
+        self._watch_idle()
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the client. A head that does not end is refused: the parser would collect it without bound."""
@@ -203,6 +211,7 @@ class Protocol(HttpToolsProtocol):
         if self._n_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self.transport.write(_HEAD_TOO_LARGE)
             self.transport.close()
+        self._watch_idle()
 
     def on_headers_complete(self) -> None:
         """Choose the path. A request that is pipelined behind another goes through ASGI, which keeps the order."""
@@ -268,6 +277,21 @@ class Protocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.flow.write_paused:
             self.flow.pause_reading()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Nothing came for as long as a connection may be idle. An answer that nobody reads would keep it for ever."""
+        n_unread, n_before = self.transport.get_write_buffer_size(), self._n_unread
+        self._n_unread = n_unread
+        if not n_unread:
+            super().timeout_keep_alive_handler()
+        elif n_unread == n_before:
+            self.transport.abort()
+        else:
+            self._watch_idle()
+
+    def _watch_idle(self) -> None:
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def resume_writing(self) -> None:
         """The client reads again."""

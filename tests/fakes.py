@@ -375,6 +375,9 @@ class FakeTransport(asyncio.Transport):
         self.written = bytearray()
         self.closed = False
         self.reading = True
+        self.aborted = False
+        self.n_unread = 0
+        """Bytes that the peer did not read yet."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Keep what is written, unless the connection is closed, as asyncio does."""
@@ -385,9 +388,17 @@ class FakeTransport(asyncio.Transport):
         """Close once."""
         self.closed = True
 
+    def abort(self) -> None:
+        """Close without sending what is left."""
+        self.closed = self.aborted = True
+
     def is_closing(self) -> bool:
         """Whether `close` was called."""
         return self.closed
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes on their way."""
+        return self.n_unread
 
     def pause_reading(self) -> None:
         """The protocol wants no more data."""

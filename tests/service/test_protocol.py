@@ -552,6 +552,57 @@ def test_a_client_that_does_not_read_is_not_read() -> None:
     on_wire(test)
 
 
+UNFINISHED = {"new": [], "url": [b"POST /v1/enc"], "head": [request("a")[:50]], "used": [request("a")]}
+
+
+@pytest.mark.parametrize("pieces", UNFINISHED.values(), ids=UNFINISHED.keys())
+def test_an_idle_connection_is_closed(pieces: list[bytes]) -> None:
+    """A connection without a request, one whose head does not go on, and a used one are closed after their time."""
+
+    async def test(wire: Wire) -> None:
+        wire.config.timeout_keep_alive = 0
+        line = wire.connect()
+        line.send(*pieces)
+        await eventually(lambda: line.transport.closed)
+        assert not line.transport.aborted
+
+    on_wire(test)
+
+
+def test_a_request_in_work_is_not_idle() -> None:
+    """A request that takes longer than an idle connection may last is answered."""
+    tokenizer = FakeTokenizer()
+    gate = tokenizer.gate("hold")
+
+    async def test(wire: Wire) -> None:
+        wire.config.timeout_keep_alive = 0
+        line = wire.connect()
+        line.send(request("hold"))
+        await eventually(gate.entered.is_set)
+        await asyncio.sleep(0.02)
+        assert not line.transport.closed
+        gate.open()
+        assert (await line.wait())[0].ids == ids("hold")
+        await eventually(lambda: line.transport.closed)
+
+    on_wire(test, tokenizer=tokenizer)
+
+
+def test_an_answer_that_nobody_reads_ends_the_connection() -> None:
+    """A client that reads slowly keeps its connection, one that stopped reading is cut off."""
+
+    async def test(wire: Wire) -> None:
+        line = wire.connect()
+        for n_unread in (3000, 2000, 1000):
+            line.transport.n_unread = n_unread
+            line.protocol.timeout_keep_alive_handler()
+            assert not line.transport.closed
+        line.protocol.timeout_keep_alive_handler()
+        assert line.transport.aborted
+
+    on_wire(test)
+
+
 def test_draining_ends_connections_with_their_answers() -> None:
     """In a drain each answer says that the connection ends, and it ends."""
     tokenizer = FakeTokenizer()
