@@ -9,7 +9,7 @@ import contextlib
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -126,7 +126,7 @@ class ThreadClocks:
     def __init__(self) -> None:
         self._clocks: list[_Clock] = []
 
-    def register(self, part: str, thread: threading.Thread | None = None) -> None:
+    def register(self, part: str, thread: threading.Thread | None = None) -> _Clock:
         """Count the CPU time of `thread` (default: the calling one) from now on under the name `part`.
 
         Threads of the same part add up.
@@ -135,7 +135,18 @@ class ThreadClocks:
         if thread.ident is None:
             raise RuntimeError("a thread has a clock only once it was started")
         clock = time.pthread_getcpuclockid(thread.ident)
-        self._clocks.append(_Clock(part, thread, clock, time.clock_gettime_ns(clock)))
+        entry = _Clock(part, thread, clock, time.clock_gettime_ns(clock))
+        self._clocks.append(entry)
+        return entry
+
+    @contextlib.contextmanager
+    def counting(self, part: str) -> Iterator[None]:
+        """Count the CPU time of the calling thread under `part` while the context lasts, for threads that end."""
+        clock = self.register(part)
+        try:
+            yield
+        finally:
+            clock.read()
 
     def snapshot(self) -> dict[str, int]:
         """CPU time since registration, in ns, of each part."""

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -113,18 +114,17 @@ class Registry:
         states = [model.state for model in self._models.values()]
         return "loading" not in states and "ready" in states
 
-    def load_all(self, begin: Callable[[], None] = lambda: None) -> None:
+    def load_all(self, around: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext) -> None:
         """Load every model; returns when each is ready or failed. A model that fails harms no other.
 
-        `begin` is called first on each thread that loads.
+        Each thread that loads does so inside the context that `around` gives it.
         """
         waiting: SimpleQueue[Model] = SimpleQueue()
         for model in self._models.values():
             waiting.put(model)
 
         def work() -> None:
-            begin()
-            with contextlib.suppress(Empty):
+            with around(), contextlib.suppress(Empty):
                 while True:
                     self._load(waiting.get_nowait())
 

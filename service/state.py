@@ -90,7 +90,7 @@ class Service:
         self.hot.tick()
 
     def _load(self, loaded: asyncio.Future[None]) -> None:
-        self.registry.load_all(lambda: self.dispatcher.clocks.register("load"))
+        self.registry.load_all(lambda: self.dispatcher.clocks.counting("load"))
         # The loop may have ended before the load.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(lambda: None if loaded.done() else loaded.set_result(None))

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -167,11 +168,11 @@ class FakeRegistry(Registry):
             model.max_model_len = 1000
             model.state = "ready"
 
-    def load_all(self, begin: Callable[[], None] = lambda: None) -> None:
+    def load_all(self, around: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext) -> None:
         """See `Registry`."""
-        begin()
-        if self.loading is not None:
-            self.loading.go_through()
+        with around():
+            if self.loading is not None:
+                self.loading.go_through()
 
 
 class FakeLoop:

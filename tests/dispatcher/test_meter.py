@@ -153,6 +153,21 @@ def test_what_an_ended_thread_used_stays_counted() -> None:
     assert clocks.snapshot()["load"] >= before >= 0.02e9
 
 
+def test_counting_sees_all_of_a_thread_that_ends() -> None:
+    """Nobody has to look while the thread lives."""
+    clocks = ThreadClocks()
+
+    def work() -> None:
+        with clocks.counting("load"):
+            burn(0.02)
+
+    for _ in range(2):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(LIMIT_S)
+    assert clocks.snapshot()["load"] >= 0.04e9
+
+
 def test_a_part_may_be_registered_again() -> None:
     """Several threads of one part, one after the other, add up."""
     clocks = ThreadClocks()
