@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dispatcher.errors import InvalidIds, InvalidOption, InvalidText
 from dispatcher.request import DecodeRequest, EncodedDocument, EncodeOptions, EncodeRequest, Request, Result
 from gpu_core.errors import SidetokError
-from service.codecs import ids_json
+from service.codecs import check_count, ids_json
 from service.dialects import sglang_schema as schema
 from service.dialects.body import Mistakes, error_answer, packed_ids, read_json, require_json, shown_mistakes, validated
 from service.dialects.sglang_chat import render
@@ -70,6 +70,7 @@ class Tokenize:
         model = _resolve(self._registry, form.model)
         is_batch = isinstance(form.prompt, list)
         documents, special = _documents(form, model)
+        check_count(len(documents))
         return TokenizeRequest(
             model.name,
             model.ready_tokenizer,
@@ -112,6 +113,7 @@ class Detokenize:
             raise InvalidBody(shown_mistakes(mistakes.found)) from None
         model = _resolve(self._registry, form.model)
         sequences, is_batch = _sequences(form)
+        check_count(len(sequences))
         return DecodeRequest(
             model.name, model.ready_tokenizer, sequences, form.skip_special_tokens, len(body), is_batch
         )
