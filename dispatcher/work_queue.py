@@ -2,7 +2,8 @@
 
 Waking a thread costs more than encoding a short document, and threads that share one interpreter get in each other's
 way. So short jobs gather behind a worker that is awake, and a further worker is woken only when the backlog grows or
-the awake ones are busy with long jobs. A long job never makes short ones wait while a worker is idle.
+the awake ones are busy with long jobs. A long job never makes short ones wait while a worker is idle. Huge jobs, which
+may take seconds, never take the last worker: however many of them wait, one worker is left for all others.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ WAIT_NS = 1_000_000
 """Short jobs may wait this long for a worker that is awake before another one is woken."""
 LONG_BYTES = 16_384
 """A job with a larger body is long."""
+HUGE_BYTES = 262_144
+"""A job with a larger body is huge: some text takes a microsecond a byte, and no native call can be interrupted."""
 LONG_NS = 100_000
 """When short bodies take longer than this on average (a slow engine), every job is long."""
 SMOOTHING = 0.1
@@ -27,14 +30,21 @@ ROUND_BYTES = 32_768
 
 
 class WorkQueue:
-    """First in, first out. `put` is called by the event loop, `get` and `finished` by workers."""
+    """First in, first out, but for huge jobs that wait for their turn.
+
+    `put` is called by the event loop, `get` and `finished` by workers.
+    """
 
     def __init__(self) -> None:
         self._jobs: deque[Job[Any]] = deque()
+        self._huge: deque[Job[Any]] = deque()
         self._lock = threading.Lock()
         self._parked: list[threading.Lock] = []
+        self._n_workers = 0
         self._n_awake = 0
         self._n_long = 0
+        self._n_huge = 0
+        """Huge jobs that workers are at."""
         self._short_ns = 0.0
         self._closed = False
         self._last_head: Job[Any] | None = None
@@ -44,6 +54,7 @@ class WorkQueue:
         gate = threading.Lock()
         gate.acquire()
         with self._lock:
+            self._n_workers += 1
             self._n_awake += 1
         return gate
 
@@ -52,7 +63,7 @@ class WorkQueue:
         gates = []
         with self._lock:
             for job in jobs:
-                self._jobs.append(job)
+                (self._huge if _is_huge(job) else self._jobs).append(job)
                 if (gate := self._next_to_wake()) is not None:
                     gates.append(gate)
         for gate in gates:
@@ -65,7 +76,7 @@ class WorkQueue:
         """
         while True:
             with self._lock:
-                if self._jobs:
+                if self._next() is not None:
                     jobs, other = self._take()
                     break
                 if self._closed:
@@ -85,6 +96,7 @@ class WorkQueue:
         if first.is_long:
             with self._lock:
                 self._n_long -= 1
+                self._n_huge -= _is_huge(first)
 
     def rescue(self) -> None:
         """Wake one more worker when the first job has waited since the last call: a short body may be slow, too.
@@ -93,7 +105,7 @@ class WorkQueue:
         """
         gate = None
         with self._lock:
-            head = self._jobs[0] if self._jobs else None
+            head = self._next()
             if head is not None and head is self._last_head and self._parked:
                 self._n_awake += 1
                 gate = self._parked.pop()
@@ -110,13 +122,26 @@ class WorkQueue:
         for gate in gates:
             gate.release()
 
+    def _next(self) -> Job[Any] | None:
+        """Under the lock: the job that a worker may take now, the older one of both kinds."""
+        first = self._jobs[0] if self._jobs else None
+        if self._huge and (self._closed or self._n_huge < max(1, self._n_workers - 1)):
+            huge = self._huge[0]
+            if first is None or huge.submitted_ns < first.submitted_ns:
+                return huge
+        return first
+
     def _take(self) -> tuple[list[Job[Any]], threading.Lock | None]:
         """Under the lock: the jobs of one round, and the gate of a worker to wake for what is left."""
         slow = self._short_ns > LONG_NS
-        first = self._jobs.popleft()
+        first = self._next()
+        assert first is not None
+        huge = _is_huge(first)
+        (self._huge if huge else self._jobs).popleft()
         if slow or first.slot.n_bytes > LONG_BYTES:
             first.is_long = True
             self._n_long += 1
+            self._n_huge += huge
             return [first], self._next_to_wake()
         jobs = [first]
         n_bytes = first.slot.n_bytes
@@ -130,7 +155,13 @@ class WorkQueue:
     def _next_to_wake(self) -> threading.Lock | None:
         """Under the lock: the gate of the worker that parked last (its caches are warm), if one more is needed."""
         n_quick = self._n_awake - self._n_long
-        if not self._parked or (n_quick and len(self._jobs) * self._short_ns <= WAIT_NS * n_quick):
+        if not self._parked or self._next() is None:
+            return None
+        if n_quick and len(self._jobs) * self._short_ns <= WAIT_NS * n_quick:
             return None
         self._n_awake += 1
         return self._parked.pop()
+
+
+def _is_huge(job: Job[Any]) -> bool:
+    return job.slot.n_bytes > HUGE_BYTES

@@ -13,7 +13,7 @@ import pytest
 from dispatcher.admission import Admission
 from dispatcher.job import Job
 from dispatcher.options import DispatcherOptions
-from dispatcher.work_queue import LONG_BYTES, ROUND_BYTES, ROUND_JOBS, WAIT_NS, WorkQueue
+from dispatcher.work_queue import HUGE_BYTES, LONG_BYTES, ROUND_BYTES, ROUND_JOBS, WAIT_NS, WorkQueue
 from tests.fakes import LIMIT_S, FakeJob, FakeTokenizer
 
 TOKENIZER = FakeTokenizer()
@@ -179,6 +179,51 @@ def test_a_short_job_never_waits_for_a_long_one(crew: Crew, n_bytes: int) -> Non
     assert crew.woken().round() == [short]
 
 
+def test_huge_jobs_leave_a_worker_for_the_others(crew: Crew) -> None:
+    """However many huge jobs wait, short and long ones that come later have a worker at once; order is kept else."""
+    huge = [crew.job(HUGE_BYTES + 1) for _ in range(6)]
+    crew.put(*huge)
+    until(lambda: sum(hand.has_round for hand in crew.hands) == 3)
+    busy = [hand for hand in crew.hands if hand.has_round]
+    assert {job for hand in busy for job in hand.round()} == set(huge[:3])
+    assert crew.n_parked == 1
+    crew.queue.rescue()
+    crew.queue.rescue()
+    assert crew.n_parked == 1
+    for n_bytes in (1, HUGE_BYTES):
+        job = crew.job(n_bytes)
+        crew.put(job)
+        spare = crew.woken()
+        assert spare.round() == [job]
+        crew.queue.finished([job], 1_000)
+        crew.park(spare)
+    crew.queue.finished([huge[0]], 1_000)
+    late = crew.job()
+    crew.put(late)
+    busy[0].ask()
+    assert busy[0].round() == [huge[3]]
+    assert crew.woken().round() == [late]
+
+
+def test_a_single_worker_takes_huge_jobs() -> None:
+    """With one worker there is none to spare."""
+    alone = Crew(1)
+    job = alone.job(HUGE_BYTES + 1)
+    alone.put(job)
+    assert alone.woken().round() == [job]
+    alone.stop()
+
+
+def test_close_hands_out_huge_jobs_too(crew: Crew) -> None:
+    """After `close` nothing that waits is kept back for the sake of others."""
+    huge = [crew.job(HUGE_BYTES + 1) for _ in range(4)]
+    crew.put(*huge)
+    until(lambda: crew.n_parked == 1)
+    crew.queue.close()
+    taken = [job for hand in crew.hands for job in hand.round()]
+    assert set(taken) == set(huge)
+
+
 def test_a_worker_that_takes_a_long_job_wakes_another_for_the_rest(crew: Crew) -> None:
     """Short jobs behind a long one do not wait for it while a worker sleeps."""
     first, long, after = crew.job(), crew.job(LONG_BYTES + 1), crew.job()
@@ -318,14 +363,15 @@ def test_every_job_is_handed_out_once(seed: int) -> None:
     threads = [threading.Thread(target=worker) for _ in range(4)]
     for thread in threads:
         thread.start()
-    jobs = [FakeJob(TOKENIZER, slot=slots.admit(rng.choice([0, 10, 5_000, 20_000]))) for _ in range(8_000)]
+    sizes = rng.choices([0, 10, 5_000, 20_000, HUGE_BYTES + 7], k=8_000)
+    jobs = [FakeJob(TOKENIZER, slot=slots.admit(n_bytes)) for n_bytes in sizes]
     start = 0
     while start < len(jobs):
         end = start + rng.choice([1, 1, 1, 2, 30])
         work.put(jobs[start:end])
         start = end
         if rng.random() < 0.02:
-            until(lambda: not work._jobs)
+            until(lambda: not work._jobs and not work._huge)
         if rng.random() < 0.01:
             work.rescue()
     work.close()
