@@ -139,8 +139,8 @@ class FakeTokenizer(Tokenizer):
         return encoded
 
     def decode(self, sequences: list[NDArray[np.uint32]], skip_special_tokens: bool) -> list[str]:
-        """See `Tokenizer`."""
-        return ["".join(chr(i) for i in sequence.tolist()) for sequence in sequences]
+        """See `Tokenizer`; ids that are no code points are left out."""
+        return ["".join(chr(i) for i in sequence.tolist() if i <= self.max_id) for sequence in sequences]
 
     def tokens_of(self, ids: NDArray[np.uint32]) -> list[str | None]:
         """See `Tokenizer`."""
