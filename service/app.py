@@ -95,9 +95,9 @@ def make_app(service: Service) -> App:
         body = await service.in_background(service.metrics.render)
         return Response(body, media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def version() -> dict[str, str]:
-        """Version of the service and of Python."""
-        return {"version": __version__, "python": sys.version.split()[0], "pid": str(os.getpid())}
+    async def version() -> dict[str, str | int]:
+        """Version of the service and of Python, and the process id."""
+        return {"version": __version__, "python": sys.version.split()[0], "pid": os.getpid()}
 
     for path in ("/health", "/healthz", "/live", "/liveness"):
         app.get(path, tags=["health"])(health)

@@ -32,8 +32,12 @@ class ChatTemplateError(core.CallerError):
     """The chat template refused the conversation, or may not be used."""
 
 
+class ModelFailed(core.InternalError):
+    """The model is known, but its files could not be loaded; only a restart with better ones helps."""
+
+
 class ModelNotReady(core.OverloadError):
-    """The model is known, but not loaded and proven yet (or its load failed)."""
+    """The model is known, but not loaded and proven yet."""
 
 
 class Status(NamedTuple):
@@ -50,6 +54,7 @@ TABLE: dict[type[core.SidetokError], Status] = {
     BodyTooLarge: Status(413, "BadRequestError", "bad_request"),
     InvalidBody: Status(400, "BadRequestError", "bad_request"),
     ChatTemplateError: Status(400, "BadRequestError", "bad_request"),
+    ModelFailed: Status(500, "InternalServerError", "error"),
     ModelNotReady: Status(503, "ServiceUnavailableError", "unavailable"),
     dispatch.InvalidText: Status(400, "BadRequestError", "bad_request"),
     dispatch.InvalidOption: Status(400, "BadRequestError", "bad_request"),

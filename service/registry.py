@@ -19,7 +19,7 @@ from dispatcher.options import DispatcherOptions
 from dispatcher.tokenizer import Tokenizer, load_tokenizer
 from gpu_core.errors import SidetokError
 from service.chat import ChatTemplate
-from service.errors import ChatTemplateError, ModelNotReady, UnknownModel
+from service.errors import ChatTemplateError, ModelFailed, ModelNotReady, UnknownModel
 from service.model_files import ModelFiles, read_embedded_files, read_model_files
 from service.options import ServiceOptions
 
@@ -61,15 +61,12 @@ class Model:
 
     @property
     def ready_tokenizer(self) -> Tokenizer:
-        """The tokenizer. Raises `ModelNotReady` while there is none."""
-        if self.tokenizer is None or self.state != "ready":
-            raise ModelNotReady(self._not_ready())
-        return self.tokenizer
-
-    def _not_ready(self) -> str:
+        """The tokenizer. Raises `ModelNotReady` while it loads, `ModelFailed` when it could not be loaded."""
         if self.state == "failed":
-            return f"The model `{self.name}` failed to load; the listing of models says why."
-        return f"The model `{self.name}` is still loading; try again."
+            raise ModelFailed(f"The model `{self.name}` failed to load; GET /v1/models says why.")
+        if self.tokenizer is None or self.state != "ready":
+            raise ModelNotReady(f"The model `{self.name}` is still loading; try again.")
+        return self.tokenizer
 
 
 class Registry:
@@ -90,14 +87,16 @@ class Registry:
             model.aliases = tuple(name for name, other in self._names.items() if other is model and name != model.name)
 
     def resolve(self, name: str | None) -> Model:
-        """The model of that name or alias; None or "" is the default. Raises `UnknownModel` or `ModelNotReady`."""
+        """The model of that name or alias, ready to serve; None or "" is the default.
+
+        Raises `UnknownModel`, `ModelNotReady` or `ModelFailed`.
+        """
         model = self._names.get(name) if name else self.default
         if model is None:
             # A name may hold lone surrogates, which no answer can carry.
             shown = str(name)[:MAX_SHOWN_NAME].encode(errors="replace").decode()
             raise UnknownModel(f"The model `{shown}` does not exist. Valid aliases: {', '.join(self._names)}.")
-        if model.state != "ready":
-            raise ModelNotReady(model._not_ready())
+        _ = model.ready_tokenizer
         return model
 
     def names(self) -> list[str]:

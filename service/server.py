@@ -96,6 +96,8 @@ class Server(uvicorn.Server):
 def serve(options: ServiceOptions, work: DispatcherOptions) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code."""
     logs.configure(options.log_level, options.log_format)
+    # Its name makes its start and stop look like errors, and the service logs its own.
+    logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.getLogger().level))
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         registry = Registry(options, work)

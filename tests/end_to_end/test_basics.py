@@ -98,7 +98,7 @@ def test_control_endpoints(service: ServiceProcess) -> None:
             assert client.get(path).status_code == 200, path
         (model,) = client.get("/v1/models").json()["data"]
         assert (model["id"], model["state"], model["aliases"]) == ("small", "ready", ["short"])
-        assert client.get("/version").json()["pid"] == str(service.process.pid)
+        assert client.get("/version").json()["pid"] == service.process.pid
     samples = service.metrics()
     assert samples["sidetok_ready"][()] == 1
     assert samples["process_cpu_seconds_total"][()] > 0

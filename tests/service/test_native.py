@@ -348,15 +348,17 @@ def test_unknown_models_are_404(codec: str) -> None:
     assert "nobody" in error["message"]
 
 
-@pytest.mark.parametrize("state", ["loading", "failed"])
-def test_models_that_cannot_serve_are_503(state: Any) -> None:
-    """A model that loads, or that failed, is 503."""
+@pytest.mark.parametrize(
+    ("state", "code", "kind"), [("loading", 503, "ServiceUnavailableError"), ("failed", 500, "InternalServerError")]
+)
+def test_models_that_cannot_serve(state: Any, code: int, kind: str) -> None:
+    """A model that loads is 503, worth another try; one that failed is 500."""
     registry = FakeRegistry(a=FakeTokenizer())
     registry.models()[0].state = state
     for make in (Encode, Count):
         error = error_of(ask(make(registry), orjson.dumps({"text": MARKER})))
-        assert (error["code"], error["type"]) == (503, "ServiceUnavailableError")
-    assert error_of(ask(Decode(registry), b'{"ids": [1]}'))["code"] == 503
+        assert (error["code"], error["type"]) == (code, kind)
+    assert error_of(ask(Decode(registry), b'{"ids": [1]}'))["code"] == code
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "multipart/form-data; boundary=x"])

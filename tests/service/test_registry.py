@@ -12,7 +12,7 @@ import pytest
 from dispatcher.options import DispatcherOptions
 from dispatcher.request import EncodeOptions
 from gpu_core.errors import TokenizerFileError
-from service.errors import ModelNotReady, UnknownModel
+from service.errors import ModelFailed, ModelNotReady, UnknownModel
 from service.model_files import FALLBACK_MODEL_LEN, read_embedded_files, read_model_files
 from service.options import ServiceOptions
 from service.registry import Registry
@@ -129,9 +129,9 @@ def test_a_bad_model_harms_no_other(tmp_path: Path, data: bytes, reason: str) ->
     assert item["error"]
     assert reason in item["error"]
     assert registry.resolve("good").state == "ready"
-    with pytest.raises(ModelNotReady, match="failed to load"):
+    with pytest.raises(ModelFailed, match="failed to load"):
         registry.resolve(None)
-    with pytest.raises(ModelNotReady, match="failed to load"):
+    with pytest.raises(ModelFailed, match="failed to load"):
         _ = registry.models()[0].ready_tokenizer
 
 
