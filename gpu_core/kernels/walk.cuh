@@ -16,6 +16,8 @@ constexpr u32 SURE = WINDOW - 8;        // behind it, a rule might need bytes th
 constexpr u32 LEFT_STEP = WINDOW - 96;  // word 1 of a window is word 30 of the next one to the left
 constexpr u32 LEFT_WORD = 29;
 constexpr u32 MAX_STEPS = MAX_WALK / LEFT_STEP;
+constexpr u32 LEAP_STEPS = 4;
+constexpr int LEAP = LEAP_STEPS * LEFT_STEP;  // bytes; a multiple of 16
 constexpr bool HAS_FAR_FACTS = FAMILY != GPT2;
 
 __device__ __forceinline__ void start_walk(Walk& walk, int tile_start) {
@@ -79,19 +81,61 @@ __device__ __forceinline__ void go(Walk& walk, u32 mode, int window_start, Facts
     walk.n_steps = mode == OWN ? 0 : walk.n_steps + 1;
 }
 
-__device__ __forceinline__ void step_left(Walk& walk, const Planes& m, const Runs& runs, const Batch& batch,
-                                          const Job& job) {
+// Whether four bytes are all ASCII members of a run.
+__device__ __forceinline__ bool are_members(u32 bytes, u32 run) {
+    if (run == DIGITS)
+        return (bytes & 0xf0f0f0f0u) == 0x30303030u && ((bytes + 0x06060606u) & 0xf0f0f0f0u) == 0x30303030u;
+    if (run == NEWLINES) {
+        u32 other = bytes ^ 0x0a0a0a0au;  // 0 or 7 in each byte
+        return (other & 0xf8f8f8f8u) == 0 && ((other ^ (other >> 1)) & 0x03030303u) == 0;
+    }
+    u32 lower = bytes | 0x20202020u;
+    return (bytes & 0x80808080u) == 0 && ((lower + 0x1f1f1f1fu) & ~(lower + 0x05050505u) & 0x80808080u) == 0x80808080u;
+}
+
+// Leaps to the left over ASCII members that are sure to have no border among them: without planes, 16 bytes a load, because every
+// tile of a long run walks to its beginning. By one warp; `end` is where the bytes end that have been looked at.
+__device__ __forceinline__ u32 leaps_left(const Tables& t, const Batch& batch, const Job& job, u32 run, u32 n_steps,
+                                          int end) {
+    bool may_be_literal = false;
+    for (u32 byte = lane_id(); byte < 128; byte += 32) {
+        may_be_literal |= (__ldg(&t.ascii[byte]) & 0x80) && are_members(byte * 0x01010101u, run);
+    }
+    if (__any_sync(FULL, may_be_literal)) return 0;
+    int floor = 0;  // a border, which is left for a window to see
+    if (job.n_documents > 1) {
+        floor = batch.document_starts[first_document_from(batch.document_starts, job.n_documents, end) - 1];
+    }
+    const uint4* items = reinterpret_cast<const uint4*>(batch.text);
+    u32 n = 0;
+    for (; end - LEAP > floor && n_steps + (n + 1) * LEAP_STEPS < MAX_STEPS; ++n, end -= LEAP) {
+        bool members = true;
+        for (u32 item = lane_id(); item < LEAP / 16; item += 32) {
+            uint4 bytes = items[(end - LEAP) / 16 + item];
+            members &= are_members(bytes.x, run) && are_members(bytes.y, run) && are_members(bytes.z, run) &&
+                       are_members(bytes.w, run);
+        }
+        if (__any_sync(FULL, !members)) break;
+    }
+    return n;
+}
+
+__device__ __forceinline__ void step_left(Walk& walk, const Tables& t, const Planes& m, const Runs& runs,
+                                          const Batch& batch, const Job& job) {
     constexpr u32 inner = (2u << LEFT_WORD) - 2;  // words 1 to LEFT_WORD
     bool further = all_members(m, walk.run, inner);
     u32 in_lane = lane_id() && lane_id() <= LEFT_WORD ? __popc(m.number & m.lead) : 0;
     u32 n_digits = further ? warp_sum(in_lane) : __shfl_sync(FULL, runs.phase_count, LEFT_WORD);
     bool claimed = has_position(runs.claimed, (LEFT_WORD + 1) * 32),
          tail = has_position(runs.tail, (LEFT_WORD + 1) * 32);
+    u32 leaps = further ? leaps_left(t, batch, job, walk.run, walk.n_steps, walk.window_start + 32) : 0;
     __syncwarp();  // all lanes have read what one of them writes now
     if (lane_id()) return;
-    walk.n_digits = (walk.n_digits + n_digits) % 3;
+    walk.n_digits = (walk.n_digits + n_digits + leaps * LEAP) % 3;
+    walk.n_steps += leaps * LEAP_STEPS;
     int own = job.tile_start - static_cast<int>(HALO_LEFT);
-    if (further && walk.n_steps < MAX_STEPS) return go(walk, LEFT, walk.window_start - static_cast<int>(LEFT_STEP), {});
+    int next = walk.window_start - static_cast<int>(LEFT_STEP + leaps * LEAP);
+    if (further && walk.n_steps < MAX_STEPS) return go(walk, LEFT, next, {});
     if (further) flag_document(batch, job, job.tile_start, LONG_WALK);
     walk.knows_left = 1;
     walk.own.claimed = claimed;
@@ -156,7 +200,7 @@ __device__ __forceinline__ void look(Shared& sh, const Tables& t, const Batch& b
     }
     Runs runs;
     u32 start = split_window(sh, m, facts, runs);
-    if (mode == LEFT) return step_left(walk, m, runs, batch, job);
+    if (mode == LEFT) return step_left(walk, t, m, runs, batch, job);
     if (mode == RIGHT) return step_right(walk, m, last_window, batch, job);
 
     u32 blanks_begin = mode == OWN && walk.knows_right ? WINDOW : last_blanks(m);

@@ -21,3 +21,22 @@ def test_added_token_that_leaves_the_window(bench: Bench) -> None:
         result = bench.pipeline.encode([text.encode()])
         assert result.reasons == [0]
         assert result.document_ids(0).tolist() == bench.reference_ids(text)
+
+
+RUNS = {"digits": "0123456789", "newlines": "\n\r\n", "letters": "aZqMz"}
+
+
+@pytest.mark.parametrize("bench", [EMBEDDED], indirect=True)
+@pytest.mark.parametrize("kind", RUNS)
+def test_long_runs_are_followed_to_their_beginning(bench: Bench, kind: str) -> None:
+    """Runs of thousands, after anything, in one document or from one into the next, are split as the reference does."""
+    for length in (3713, 4672, 9001):
+        run = (RUNS[kind] * length)[:length]
+        texts = [before + run + "!" for before in ("", "a", " ", "!", "1", "\n", "\u0661", "\u00e9")]
+        texts += [run, run, run[:5000] + "\u0662" + run, run[:4321] + "x" + run, "!" + run[:930], run]
+        result = bench.pipeline.encode([text.encode() for text in texts])
+        for document, text in enumerate(texts):
+            if result.reasons[document] == 0:
+                assert result.document_ids(document).tolist() == bench.reference_ids(text)
+        if kind == "digits":
+            assert not any(result.reasons)
