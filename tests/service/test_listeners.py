@@ -1,0 +1,133 @@
+"""Listening sockets: how they are opened, and how they are shut without losing a connection."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from service.listeners import Listener, StartError, open_listeners
+from service.options import ServiceOptions
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a short path: those of Unix sockets are limited."""
+    with tempfile.TemporaryDirectory(prefix="sidetok-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def opened() -> Iterator[list[Listener]]:
+    """Listeners that are closed in the end."""
+    listeners: list[Listener] = []
+    yield listeners
+    for listener in listeners:
+        listener.sock.close()
+
+
+def options(path: Path | str = "", host: str = "127.0.0.1", mode: str = "0660", port: int = 0) -> ServiceOptions:
+    """The options that say where to listen."""
+    return ServiceOptions(host=host, port=port, uds=str(path), uds_mode=mode)
+
+
+def test_addresses(folder: Path, opened: list[Listener]) -> None:
+    """TCP and a Unix socket are opened together, a free port is chosen, and both have a printable address."""
+    opened += open_listeners(options(folder / "s"))
+    tcp, uds = opened
+    port = tcp.sock.getsockname()[1]
+    assert port > 0
+    assert [listener.address for listener in opened] == [f"http://127.0.0.1:{port}", f"unix:{folder / 's'}"]
+    assert stat.S_IMODE((folder / "s").stat().st_mode) == 0o660
+    assert uds.file != (0, 0)
+
+
+def test_nothing_to_listen_on() -> None:
+    """Without any address there is nothing to serve."""
+    with pytest.raises(StartError, match="--host or --uds"):
+        open_listeners(options(host=""))
+
+
+@pytest.mark.parametrize("mode", ["rw", "0888", "-"])
+def test_a_mode_is_octal(folder: Path, mode: str) -> None:
+    """Permissions that are none are refused before anything is made."""
+    with pytest.raises(StartError, match="--uds-mode"):
+        open_listeners(options(folder / "s", host="", mode=mode))
+    assert not (folder / "s").exists()
+
+
+def test_the_umask_is_as_it_was(folder: Path, opened: list[Listener]) -> None:
+    """Opening leaves the process's umask alone."""
+    before = os.umask(0o027)
+    try:
+        opened += open_listeners(options(folder / "s", host="", mode="0666"))
+        assert stat.S_IMODE((folder / "s").stat().st_mode) == 0o666
+        assert os.umask(0o027) == 0o027
+    finally:
+        os.umask(before)
+
+
+def test_a_taken_port(opened: list[Listener]) -> None:
+    """A port where somebody listens is refused with advice."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(StartError, match=f"{port}.*--port"):
+            open_listeners(options(port=port))
+
+
+def test_an_unknown_host() -> None:
+    """A host that is no address of this machine is named."""
+    with pytest.raises(StartError, match=r"192\.0\.2\.1"):
+        open_listeners(options(host="192.0.2.1"))
+
+
+def test_a_stale_file_is_replaced_and_a_live_one_is_not(folder: Path, opened: list[Listener]) -> None:
+    """The difference is whether anybody answers."""
+    with socket.socket(socket.AF_UNIX) as old:
+        old.bind(str(folder / "s"))
+        old.listen()
+        with pytest.raises(StartError, match="Another process"):
+            open_listeners(options(folder / "s", host=""))
+    assert (folder / "s").is_socket()
+    opened += open_listeners(options(folder / "s", host=""))
+
+
+def test_a_successors_file_stays(folder: Path, opened: list[Listener]) -> None:
+    """`remove_file` removes what this process bound, and nothing else under that name."""
+    opened += open_listeners(options(folder / "s", host=""))
+    (listener,) = opened
+    (folder / "s").unlink()
+    listener.remove_file()
+    (folder / "s").write_text("another's")
+    listener.remove_file()
+    assert (folder / "s").read_text() == "another's"
+
+
+@pytest.mark.parametrize("family", ["tcp", "uds"])
+def test_a_shut_door_keeps_who_is_inside(folder: Path, opened: list[Listener], family: str) -> None:
+    """After `shut` nobody gets in, while those who connected before can be accepted with what they sent."""
+    opened += open_listeners(options(folder / "s", host="") if family == "uds" else options())
+    (listener,) = opened
+    listener.sock.listen(16)
+    address = listener.sock.getsockname()
+    clients = [socket.socket(listener.sock.family) for _ in range(5)]
+    for i, client in enumerate(clients):
+        client.connect(address)
+        client.sendall(b"request %d" % i)
+    listener.shut()
+    with socket.socket(listener.sock.family) as late:
+        late.settimeout(0.1)
+        with pytest.raises((FileNotFoundError, TimeoutError)):
+            late.connect(address)
+    for i, client in enumerate(clients):
+        server, _ = listener.sock.accept()
+        assert server.recv(100) == b"request %d" % i
+        server.sendall(b"answer")
+        assert client.recv(100) == b"answer"
+        server.close()
+        client.close()
