@@ -50,7 +50,7 @@ __device__ __forceinline__ void list_pretokens(Shared& sh, const Batch& batch, c
     __syncthreads();
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) encode(const Tables t, const Batch batch) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) encode(const Tables t, const Batch batch) {
     __shared__ Shared sh;
     Job job;
     // One load for what every block needs at once: the header may lie on the other side of the bus.

@@ -81,7 +81,7 @@ __device__ __forceinline__ void merge_listed(Shared& sh, const Tables& t, u32 li
 // Warps take what is left to merge, the longest first.
 __device__ __forceinline__ void merge_misses(Shared& sh, const Tables& t) {
     u32 end_long = sh.n_miss[MISS_LONG], end_64 = end_long + sh.n_miss[MISS_64];
-    u32 end_32 = end_64 + (sh.n_miss[MISS_32] + 1) / 2, end_16 = end_32 + (sh.n_miss[MISS_16] + 3) / 4;
+    u32 end_32 = end_64 + (sh.n_miss[MISS_32] + 1) / 2, end_16 = end_32 + (sh.n_miss[MISS_16] + 1) / 2;
     u32 end_8 = end_16 + (sh.n_miss[MISS_8] + 3) / 4;
     while (true) {
         u32 item = lane_id() == 0 ? atomicAdd(&sh.next_work, 1u) : 0;
@@ -94,7 +94,7 @@ __device__ __forceinline__ void merge_misses(Shared& sh, const Tables& t) {
         } else if (item < end_32) {
             merge_listed<16, 2>(sh, t, MISS_32, item - end_64);
         } else if (item < end_16) {
-            merge_listed<8, 2>(sh, t, MISS_16, item - end_32);
+            merge_listed<16, 1>(sh, t, MISS_16, item - end_32);
         } else if (item < end_8) {
             merge_listed<8, 1>(sh, t, MISS_8, item - end_16);
         } else {

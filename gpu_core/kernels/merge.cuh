@@ -86,12 +86,16 @@ struct Group {
     __device__ __forceinline__ Mask before(u32 h) const { return alive & (bit(h) - 1); }
     __device__ __forceinline__ Mask behind(u32 h) const { return alive & ~(bit(h) | (bit(h) - 1)); }
 
-    // The group's mask of what each of its lanes says about each of its symbols.
-    __device__ __forceinline__ Mask gather(const bool (&says)[N]) const {
+    // The group's mask of what each of its lanes says about each of its symbols; `any` tells whether any lane of the warp does.
+    __device__ __forceinline__ Mask gather(const bool (&says)[N], bool& any) const {
         Mask result = 0;
+        u32 all = 0;
         for (u32 h = 0; h < N; ++h) {
-            result |= static_cast<Mask>(__ballot_sync(FULL, says[h]) >> base & bits_below(G)) << (h * G);
+            u32 lanes = __ballot_sync(FULL, says[h]);
+            all |= lanes;
+            result |= static_cast<Mask>(lanes >> base & bits_below(G)) << (h * G);
         }
+        any = all != 0;
         return result;
     }
 
@@ -150,7 +154,8 @@ struct Group {
                            (later && pair_order(t, product, right) < rule_order);
             }
         }
-        Mask stops = gather(lower);
+        bool any;
+        Mask stops = gather(lower, any);
         return stops ? merged & (stops ^ (stops - 1)) : merged;
     }
 };
@@ -169,8 +174,9 @@ __device__ __forceinline__ void merge_groups(Shared& sh, const Tables& t, u32 po
         u32 lowest = g.lowest();
         bool here[N];
         for (u32 h = 0; h < N; ++h) here[h] = g.order[h] == lowest && lowest != NO_RULE;
-        Mask merged = g.gather(here);
-        if (!__any_sync(FULL, merged != 0)) break;
+        bool any;
+        Mask merged = g.gather(here, any);
+        if (!any) break;
         if (__any_sync(FULL, (merged & (merged - 1)) != 0)) {
             merged = without_overlaps(merged, g.alive);
             bool careful = (lowest & 1u) && (merged & (merged - 1));
