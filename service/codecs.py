@@ -20,6 +20,7 @@ import orjson
 from numpy.typing import NDArray
 
 from dispatcher.errors import InvalidText
+from service.body_bounds import MAX_NODES, MAX_VALUES, MsgpackCounter, check_json, too_many_values
 from service.endpoint import Head
 from service.errors import BodyTooLarge, InvalidBody, UnsupportedMediaType
 
@@ -80,6 +81,7 @@ def read_fields(head: Head, body: bytes, content: str) -> Fields:
 
 def read_json(body: bytes) -> Any:
     """Parse JSON. The error says where, never what."""
+    check_json(body)
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -94,11 +96,23 @@ def read_json(body: bytes) -> Any:
 
 def read_msgpack(body: bytes) -> Any:
     """Parse msgpack; strings are UTF-8."""
+    counter = MsgpackCounter()
+    most = min(len(body), MAX_VALUES)
     try:
-        return msgpack.unpackb(body, raw=False, strict_map_key=True)
+        return msgpack.unpackb(
+            body,
+            raw=False,
+            strict_map_key=True,
+            max_array_len=most,
+            max_map_len=min(most, MAX_NODES),
+            list_hook=counter.list_hook,
+            object_hook=counter.object_hook,
+        )
     except UnicodeDecodeError as error:
         raise InvalidText(f"A string of the body is not UTF-8 (at its byte {error.start}).") from None
     except (ValueError, msgpack.UnpackException) as error:
+        if len(body) > MAX_NODES and "exceeds max_" in str(error):
+            raise too_many_values() from None
         raise InvalidBody(f"The body is not msgpack ({type(error).__name__}).") from None
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from dispatcher.errors import TooBusy
 from gpu_core.errors import OverloadError, SidetokError
+from service.body_bounds import check_json
 from service.endpoint import Answer, Head
 from service.errors import InvalidBody, UnsupportedMediaType
 
@@ -48,8 +49,10 @@ def require_json(head: Head) -> None:
 def read_json(body: bytes) -> Any:
     """Parse JSON as leniently as Python's `json`, except that integers over 64 bits may come as floats.
 
-    Raises `Mistakes` with the position of the first error, or `InvalidBody` for a body that cannot be read at all.
+    Raises `Mistakes` with the position of the first error, `InvalidBody` for a body that cannot be read at all, or
+    `BodyTooLarge`.
     """
+    check_json(body)
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:

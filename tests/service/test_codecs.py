@@ -218,7 +218,7 @@ def test_claimed_counts_cost_no_memory() -> None:
     n = 3_000_000
     body = b"\x81\xa1a" + (b"\xdd" + n.to_bytes(4, "big")) * 500 + b"\xc0" * n
     tracemalloc.start()
-    assert isinstance(refusal(read_msgpack, body), InvalidBody)
+    assert isinstance(refusal(read_msgpack, body), BodyTooLarge)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 100_000_000 < 8 * 500 * n
