@@ -89,7 +89,7 @@ class ProofCache:
             if entry["key"] != key or type(entry["proven"]) is not bool:
                 return None
             return Verdict(entry["proven"], int(entry["n_cases"]), str(entry["reason"]))
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return None
 
     def keep(self, engine: ProofSubject, spec: TokenizerSpec, verdict: Verdict) -> None:

@@ -9,14 +9,20 @@ import queue
 import random
 import threading
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from dispatcher.meter import ThreadClocks
-from dispatcher.request import EncodedDocument, EncodeRequest
+from dispatcher.request import EncodedDocument, EncodeOptions, EncodeRequest
+
+if TYPE_CHECKING:
+    from dispatcher.tokenizer import Tokenizer
 
 log = logging.getLogger("sidetok.shadow")
 
 MAX_WAITING = 64
 """Documents that wait for the check; more are dropped and counted, so that the check never holds much text."""
+MAX_CHARS = 1 << 20
+"""Longer documents are dropped, too: the reference takes some hundred bytes of memory for each character."""
 CLOSE_S = 0.25
 
 
@@ -30,6 +36,16 @@ class ShadowCounts:
     n_failed: int = 0
 
 
+class Sample(NamedTuple):
+    """One document to check; the others of its request are not held."""
+
+    model: str
+    tokenizer: Tokenizer
+    options: EncodeOptions
+    document: str
+    encoded: EncodedDocument
+
+
 class ShadowCheck:
     """Compares sampled documents with the reference on one low-priority thread."""
 
@@ -39,7 +55,7 @@ class ShadowCheck:
         self.fraction = fraction
         self.counts: dict[str, ShadowCounts] = {}
         self._random = random.Random(seed)
-        self._queue: queue.Queue[tuple[EncodeRequest, str, EncodedDocument] | None] = queue.Queue(MAX_WAITING)
+        self._queue: queue.Queue[Sample | None] = queue.Queue(MAX_WAITING)
         self._thread: threading.Thread | None = None
         self._closing = False
         if fraction:
@@ -50,11 +66,14 @@ class ShadowCheck:
     def sample(self, request: EncodeRequest, result: list[EncodedDocument]) -> None:
         """Offer the documents of one request; each is taken with the probability `fraction`."""
         for document, encoded in zip(request.documents, result, strict=True):
-            if self._random.random() < self.fraction:
-                try:
-                    self._queue.put_nowait((request, document, encoded))
-                except queue.Full:
-                    self._counts_of(request.model).n_dropped += 1
+            if self._random.random() >= self.fraction:
+                continue
+            try:
+                if len(document) > MAX_CHARS:
+                    raise queue.Full
+                self._queue.put_nowait(Sample(request.model, request.tokenizer, request.options, document, encoded))
+            except queue.Full:
+                self._counts_of(request.model).n_dropped += 1
 
     def close(self) -> None:
         """Stop after the document at hand; what waits is dropped."""
@@ -69,22 +88,25 @@ class ShadowCheck:
 
     def _work(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-        while (item := self._queue.get()) is not None and not self._closing:
-            counts = self._counts_of(item[0].model)
+        while (sample := self._queue.get()) is not None and not self._closing:
+            counts = self._counts_of(sample.model)
             try:
-                self._compare(*item, counts)
+                self._compare(sample, counts)
             except BaseException:  # native panics are no `Exception`
                 counts.n_failed += 1
-                log.warning("shadow check failed", extra={"model": item[0].model}, exc_info=False)
+                log.warning("shadow check failed", extra={"model": sample.model}, exc_info=False)
+            # The last document must not stay until the next one comes.
+            del sample
 
     @staticmethod
-    def _compare(request: EncodeRequest, document: str, encoded: EncodedDocument, counts: ShadowCounts) -> None:
-        expected = request.tokenizer.reference_encode(document, request.options)
+    def _compare(sample: Sample, counts: ShadowCounts) -> None:
+        encoded = sample.encoded
+        expected = sample.tokenizer.reference_encode(sample.document, sample.options)
         if (expected.ids, expected.n_tokens) == (encoded.ids, encoded.n_tokens):
             counts.n_equal += 1
             return
         counts.n_mismatched += 1
         log.error(
             "an engine disagrees with the reference; report it and serve the model with --cpu-engine reference",
-            extra={"model": request.model, "n_tokens": encoded.n_tokens, "expected_n_tokens": expected.n_tokens},
+            extra={"model": sample.model, "n_tokens": encoded.n_tokens, "expected_n_tokens": expected.n_tokens},
         )

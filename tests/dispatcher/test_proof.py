@@ -207,7 +207,9 @@ def test_verdict_of_something_else_is_not_believed(cache_dir: Path, name: str) -
     assert cache.recall(engine, spec) is None
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"key": {}}', b'{"proven": true}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"key": {}}', b'{"proven": true}', b"[" * 100_000]
+)
 def test_corrupt_verdict_is_no_verdict(cache_dir: Path, content: bytes) -> None:
     """Whatever stands in the file: the proof is done again and the file is replaced."""
     data = tokenizer_json("split_bpe")
@@ -216,6 +218,16 @@ def test_corrupt_verdict_is_no_verdict(cache_dir: Path, content: bytes) -> None:
     path.write_bytes(content)
     assert "proven at this start" in load_tokenizer(data, cache_dir=cache_dir).engine_reason
     assert json.loads(path.read_bytes())["proven"] is True
+
+
+def test_a_number_of_cases_that_is_none(cache_dir: Path) -> None:
+    """A count that no integer can hold is no count."""
+    text, spec, _ = parts_of("split_bpe")
+    engine, cache = FastokensEngine(text, spec), ProofCache(cache_dir)
+    cache.keep(engine, spec, Verdict(True, 7))
+    (path,) = (cache_dir / "proofs").iterdir()
+    path.write_text(path.read_text().replace('"n_cases": 7', '"n_cases": Infinity'))
+    assert cache.recall(engine, spec) is None
 
 
 @pytest.mark.parametrize("value", ["yes", 1, None])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable
 
@@ -10,7 +11,7 @@ import pytest
 
 from dispatcher.meter import ThreadClocks
 from dispatcher.request import EncodedDocument, EncodeOptions, EncodeRequest
-from dispatcher.shadow import MAX_WAITING, ShadowCheck
+from dispatcher.shadow import MAX_CHARS, MAX_WAITING, ShadowCheck
 from tests.fakes import LIMIT_S, FakeTokenizer, Gate, Panic
 
 MARKER = "the secret text of a document"
@@ -116,6 +117,33 @@ def test_more_than_can_wait_is_dropped_and_counted() -> None:
     assert check.counts["fake"].n_dropped == 7
     gate.open()
     until(lambda: counted(check) == MAX_WAITING + 1)
+    check.close()
+
+
+def test_long_documents_are_dropped_and_counted() -> None:
+    """A document that the reference would need hundreds of megabytes for is not checked."""
+    tokenizer = FakeTokenizer()
+    check = ShadowCheck(1.0, ThreadClocks())
+    request = EncodeRequest("fake", tokenizer, ["x" * (MAX_CHARS + 1), "x"], EncodeOptions())
+    check.sample(request, [EncodedDocument(b"", 0), *tokenizer.encode(["x"], EncodeOptions())])
+    until(lambda: counted(check) == 1)
+    assert (check.counts["fake"].n_dropped, check.counts["fake"].n_equal) == (1, 1)
+    check.close()
+
+
+def test_other_documents_of_a_request_are_let_go() -> None:
+    """What waits, and what was checked, holds one document and not its whole batch."""
+    tokenizer = JudgedTokenizer()
+    tokenizer.judge_gate = gate = Gate()
+    check = ShadowCheck(1.0, ThreadClocks())
+    check.sample(*encoded(tokenizer, "held up"))
+    gate.wait_entered()
+    request, result = encoded(tokenizer, "one", "two")
+    held_before = sys.getrefcount(request), sys.getrefcount(result[-1])
+    check.sample(request, result)
+    assert sys.getrefcount(request) == held_before[0]
+    gate.open()
+    until(lambda: counted(check) == 3 and sys.getrefcount(result[-1]) == held_before[1])
     check.close()
 
 
