@@ -26,6 +26,8 @@ from service.hot import LINGER_BYTES, LINGER_S
 
 log = logging.getLogger("sidetok.protocol")
 
+HEAD_S = 10.0
+"""The least time for a first request, or for the next piece of a head, however short idle connections live."""
 MAX_HEAD_BYTES = 65_536
 _HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 JOIN_BYTES = 65_536
@@ -191,7 +193,7 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connected. One that sends nothing is as idle as one between requests."""
         super().connection_made(transport)
-        self._watch_idle()
+        self._watch_idle(HEAD_S)
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the client. A head that does not end is refused: the parser would collect it without bound."""
@@ -211,7 +213,7 @@ class Protocol(HttpToolsProtocol):
         if self._n_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self.transport.write(_HEAD_TOO_LARGE)
             self.transport.close()
-        self._watch_idle()
+        self._watch_idle(HEAD_S)
 
     def on_headers_complete(self) -> None:
         """Choose the path. A request that is pipelined behind another goes through ASGI, which keeps the order."""
@@ -289,9 +291,10 @@ class Protocol(HttpToolsProtocol):
         else:
             self._watch_idle()
 
-    def _watch_idle(self) -> None:
+    def _watch_idle(self, at_least_s: float = 0.0) -> None:
         self._unset_keepalive_if_required()
-        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+        delay_s = max(self.timeout_keep_alive, at_least_s)
+        self.timeout_keep_alive_task = self.loop.call_later(delay_s, self.timeout_keep_alive_handler)
 
     def resume_writing(self) -> None:
         """The client reads again."""

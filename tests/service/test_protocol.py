@@ -556,7 +556,7 @@ UNFINISHED = {"new": [], "url": [b"POST /v1/enc"], "head": [request("a")[:50]], 
 
 
 @pytest.mark.parametrize("pieces", UNFINISHED.values(), ids=UNFINISHED.keys())
-def test_an_idle_connection_is_closed(pieces: list[bytes]) -> None:
+def test_an_idle_connection_is_closed(pieces: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection without a request, one whose head does not go on, and a used one are closed after their time."""
 
     async def test(wire: Wire) -> None:
@@ -565,6 +565,24 @@ def test_an_idle_connection_is_closed(pieces: list[bytes]) -> None:
         line.send(*pieces)
         await eventually(lambda: line.transport.closed)
         assert not line.transport.aborted
+
+    monkeypatch.setattr("service.protocol.HEAD_S", 0.0)
+    on_wire(test)
+
+
+def test_a_new_connection_has_time_for_its_request() -> None:
+    """Even where idle connections are closed at once a client gets to send its request, in pieces, too."""
+
+    async def test(wire: Wire) -> None:
+        wire.config.timeout_keep_alive = 0
+        line = wire.connect()
+        data = request("abc")
+        for piece in (data[:5], data[5:30], data[30:]):
+            await asyncio.sleep(0.01)
+            assert not line.transport.closed
+            line.send(piece)
+        assert (await line.wait())[0].ids == ids("abc")
+        await eventually(lambda: line.transport.closed)
 
     on_wire(test)
 
