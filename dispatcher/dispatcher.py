@@ -101,6 +101,11 @@ class Dispatcher:
         """Jobs that wait or run, including abandoned ones that a worker still holds."""
         return len(self._in_flight)
 
+    @property
+    def n_huge_finished(self) -> int:
+        """Huge jobs that workers are done with; see `dispatcher.work_queue`."""
+        return self._queue.n_huge_finished
+
     def close(self) -> None:
         """Stop the workers after what is queued; a document that takes longer than `CLOSE_S` is left behind."""
         self._queue.close()

@@ -45,6 +45,7 @@ class WorkQueue:
         self._n_long = 0
         self._n_huge = 0
         """Huge jobs that workers are at."""
+        self.n_huge_finished = 0
         self._short_ns = 0.0
         self._closed = False
         self._last_head: Job[Any] | None = None
@@ -96,7 +97,9 @@ class WorkQueue:
         if first.is_long:
             with self._lock:
                 self._n_long -= 1
-                self._n_huge -= _is_huge(first)
+                if _is_huge(first):
+                    self._n_huge -= 1
+                    self.n_huge_finished += 1
 
     def rescue(self) -> None:
         """Wake one more worker when the first job has waited since the last call: a short body may be slow, too.

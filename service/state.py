@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from dispatcher.dispatcher import Dispatcher
+from dispatcher.engines.memory import release_free_memory
 from dispatcher.options import DispatcherOptions
 from service.gate import Gate
 from service.hot import HotPath
@@ -26,6 +27,8 @@ T = TypeVar("T")
 
 TICK_S = 0.05
 """Period of deadline checks and of the lag meter."""
+IDLE_TICKS = 20
+"""Ticks without a request in flight after which the memory that huge jobs freed goes back to the system."""
 
 
 class Service:
@@ -47,6 +50,8 @@ class Service:
         self._background = ThreadPoolExecutor(1, "sidetok-background", self._register_background)
         self._tick_due_s = 0.0
         self._ticker: asyncio.TimerHandle | None = None
+        self._n_idle_ticks = 0
+        self._n_huge_seen = 0
 
     @property
     def ready(self) -> bool:
@@ -58,6 +63,7 @@ class Service:
         self._tick_due_s = self._loop.time() + TICK_S
         self._ticker = self._loop.call_at(self._tick_due_s, self._tick)
         loaded: asyncio.Future[None] = self._loop.create_future()
+        loaded.add_done_callback(lambda _: self._release_memory())
         # A daemon thread: a load that takes minutes must not hold up the exit.
         threading.Thread(target=self._load, args=(loaded,), name="sidetok-load", daemon=True).start()
         return loaded
@@ -88,6 +94,18 @@ class Service:
         self.dispatcher.sweep()
         self.gate.sweep()
         self.hot.tick()
+        self._watch_memory()
+
+    def _watch_memory(self) -> None:
+        self._n_idle_ticks = 0 if self.dispatcher.n_in_flight else self._n_idle_ticks + 1
+        if self._n_idle_ticks >= IDLE_TICKS and self._n_huge_seen != self.dispatcher.n_huge_finished:
+            self._n_huge_seen = self.dispatcher.n_huge_finished
+            self._release_memory()
+
+    def _release_memory(self) -> None:
+        # After the end of the service there is no thread for it.
+        with contextlib.suppress(RuntimeError):
+            self.in_background(release_free_memory)
 
     def _load(self, loaded: asyncio.Future[None]) -> None:
         self.registry.load_all(lambda: self.dispatcher.clocks.counting("load"))

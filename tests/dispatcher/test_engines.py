@@ -191,6 +191,28 @@ def test_memory_is_bounded(name: str, n_million_chars: int, max_growth_mib: int)
     assert int(done.stdout) / 2**20 < max_growth_mib
 
 
+RELEASE_SCRIPT = """
+import threading
+from dispatcher.engines.memory import release_free_memory, resident_bytes
+kept = []
+def work():
+    pieces = [bytearray(2_000) for _ in range(100_000)]
+    kept.append(pieces[-1])
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+before = resident_bytes()
+release_free_memory()
+print(before - resident_bytes())
+"""
+
+
+def test_free_memory_is_released() -> None:
+    """What a thread freed below something that is still in use goes back to the system."""
+    done = subprocess.run([sys.executable, "-c", RELEASE_SCRIPT], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 100_000_000
+
+
 def test_gigatoken_is_rebuilt_while_it_serves() -> None:
     """After a bounded amount of input on a process that grew, a fresh instance takes over; answers do not change."""
     text, spec, reference = parts_of("split_bpe")

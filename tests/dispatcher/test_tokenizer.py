@@ -8,17 +8,19 @@ from typing import Literal
 
 import numpy as np
 import pytest
+from tokenizers import Encoding
 from tokenizers import Tokenizer as Reference
 
 from dispatcher.engines.fastokens_engine import FastokensEngine
 from dispatcher.engines.reference_engine import ReferenceEngine
 from dispatcher.errors import InvalidOption, InvalidText
 from dispatcher.request import EncodedDocument, EncodeOptions
-from dispatcher.tokenizer import Tokenizer, load_tokenizer
+from dispatcher.tokenizer import LARGE_CHARS, Tokenizer, load_tokenizer
 from gpu_core.errors import TokenizerFileError
 from gpu_core.spec import read_spec
 from tests.data import EMBEDDED, adversarial, corpus_windows, tokenizer_json
 from tests.fake_engines import FaultyEngine, PanicException
+from tests.fakes import LIMIT_S
 from tests.synthetic import SYNTHETIC
 
 PLAIN = EncodeOptions(add_special_tokens=False)
@@ -379,3 +381,40 @@ def test_hot_path_is_the_engine(embedded: Tokenizer) -> None:
     after = embedded.counters().documents
     assert embedded.engine == FastokensEngine.name
     assert after["fastokens"] - before.get("fastokens", 0) == 6
+
+
+class HeldJudge(ReferenceEngine):
+    """Holds up long documents, and counts how many it has at once."""
+
+    def __init__(self) -> None:
+        super().__init__(tokenizer_json("byte_bpe").decode())
+        self.entered = threading.Semaphore(0)
+        self.go = threading.Event()
+        self.n_inside = self.n_most = 0
+
+    def encoding(self, document: str, options: EncodeOptions) -> tuple[Encoding, bool]:
+        """That of the first letter."""
+        if len(document) > LARGE_CHARS:
+            self.n_inside += 1
+            self.n_most = max(self.n_most, self.n_inside)
+            self.entered.release()
+            self.go.wait(LIMIT_S)
+            self.n_inside -= 1
+        return super().encoding(document[:1], options)
+
+
+def test_large_documents_go_through_the_reference_one_at_a_time() -> None:
+    """The reference takes much memory for a long text: several of them wait for each other, other texts do not."""
+    judge = HeldJudge()
+    tokenizer = Tokenizer(read_spec(tokenizer_json("byte_bpe")), judge, judge, "asked for")
+    large = "x" * (LARGE_CHARS + 1)
+    threads = [threading.Thread(target=tokenizer.encode, args=([large], EVERYTHING)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert judge.entered.acquire(timeout=LIMIT_S)
+    assert tokenizer.encode(["x"], EVERYTHING)[0].n_tokens > 0
+    judge.go.set()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert tokenizer.counters().documents["reference"] == 4
+    assert judge.n_most == 1

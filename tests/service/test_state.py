@@ -7,6 +7,8 @@ import threading
 
 import pytest
 
+from dispatcher.work_queue import HUGE_BYTES
+from service.state import IDLE_TICKS
 from tests.fakes import LIMIT_S, FakeRegistry, FakeTokenizer, Gate, eventually, run, running
 
 
@@ -77,6 +79,24 @@ def test_the_ticker_survives_a_failure(part: str) -> None:
             asyncio.get_running_loop().set_exception_handler(lambda *_: None)
             getattr(it.service, part).sweep = broken
             await eventually(lambda: len(calls) >= 3)
+
+    run(test())
+
+
+def test_memory_of_huge_jobs_is_given_back() -> None:
+    """When nothing was in flight for a while after a huge job, free memory is released, once."""
+
+    async def test() -> None:
+        async with running(registry()) as it:
+            released = []
+            it.service._release_memory = lambda: released.append(1)  # type: ignore[method-assign]
+            for n_bytes, n_released in ((100, 0), (HUGE_BYTES + 1, 1)):
+                answer = await it.call("/v1/count", b"x" * n_bytes, content_type="application/octet-stream")
+                assert answer.status == 200
+                await eventually(lambda n=n_released: it.service.dispatcher.n_huge_finished == n)  # type: ignore[misc]
+                for _ in range(3 * IDLE_TICKS):
+                    it.service._watch_memory()
+                assert len(released) == n_released
 
     run(test())
 
