@@ -13,8 +13,9 @@ from dispatcher.tokenizer import Tokenizer
 from service.codecs import MAX_DOCUMENTS
 from service.dialects import Detokenize, Tokenize
 from service.native import Count, Decode, Encode
-from tests.fakes import FakeRegistry, FakeTokenizer, ask
+from tests.fakes import FakeTokenizer
 from tests.native_client import CODECS, JSON, MSGPACK, OCTETS
+from tests.service_fakes import FakeRegistry, ask
 
 VALUES: list[Any] = [
     *(None, True, False, 0, 1, -1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1, -(2**63), 0.0, 1.5, 1e308, ""),

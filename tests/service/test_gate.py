@@ -14,7 +14,8 @@ from service.errors import BodyTooLarge, InvalidBody
 from service.gate import Gate
 from service.native import Encode
 from service.options import ServiceOptions
-from tests.fakes import FakeRegistry, FakeTokenizer, Running, run, running
+from tests.fakes import FakeTokenizer
+from tests.service_fakes import FakeRegistry, Running, run, running
 
 ENCODE = Encode(FakeRegistry(fake=FakeTokenizer()))
 

@@ -12,7 +12,8 @@ import pytest
 from dispatcher.errors import InvalidText
 from dispatcher.options import DispatcherOptions
 from service.options import ServiceOptions
-from tests.fakes import FakeReceive, FakeRegistry, FakeSend, FakeTokenizer, Panic, eventually, run, running
+from tests.fakes import FakeTokenizer, Panic
+from tests.service_fakes import FakeReceive, FakeRegistry, FakeSend, eventually, run, running
 
 MARKER = "the-secret-text"
 

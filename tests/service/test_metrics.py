@@ -11,7 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dispatcher.options import DispatcherOptions
 from service import __version__
-from tests.fakes import FakeRegistry, FakeTokenizer, Running, eventually, run, running
+from tests.fakes import FakeTokenizer
+from tests.service_fakes import FakeRegistry, Running, eventually, run, running
 
 MARKER = "the-secret-text"
 

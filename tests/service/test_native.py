@@ -14,8 +14,9 @@ from service.codecs import MAX_DOCUMENTS
 from service.endpoint import Answer
 from service.head import read_head
 from service.native import Count, Decode, Encode
-from tests.fakes import FakeRegistry, FakeTokenizer, ask
+from tests.fakes import FakeTokenizer
 from tests.native_client import CODECS, JSON, MSGPACK, OCTETS, read_decoded, read_encoded, write_request
+from tests.service_fakes import FakeRegistry, ask
 
 MARKER = "the-secret-text"
 REGISTRY = FakeRegistry(aliases=("other name=b",), a=FakeTokenizer(), b=FakeTokenizer())

@@ -17,8 +17,8 @@ from dispatcher.tokenizer import Tokenizer
 from gpu_core.errors import UnsupportedTokenizer
 from gpu_core.spec import read_spec
 from tests.data import EMBEDDED, FULL, adversarial, corpus_windows, families, tokenizer_json
-from tests.fakes import FakeRegistry, Running, run, running
 from tests.native_client import CODECS, JSON, read_decoded, read_encoded, write_request
+from tests.service_fakes import FakeRegistry, Running, run, running
 from tests.synthetic import SYNTHETIC
 
 N_ADVERSARIAL = 4000 if FULL else 160

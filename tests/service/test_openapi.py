@@ -9,8 +9,9 @@ import pytest
 
 from service.native import _ENCODE_FIELDS, Decode
 from service.openapi import paths
-from tests.fakes import FakeRegistry, FakeTokenizer, Running, ask, run, running
+from tests.fakes import FakeTokenizer
 from tests.service.test_app import CONTROL, HOT
+from tests.service_fakes import FakeRegistry, Running, ask, run, running
 
 Schema = dict[str, Any]
 

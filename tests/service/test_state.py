@@ -9,7 +9,8 @@ import pytest
 
 from dispatcher.work_queue import HUGE_BYTES
 from service.state import IDLE_TICKS
-from tests.fakes import LIMIT_S, FakeRegistry, FakeTokenizer, Gate, eventually, run, running
+from tests.fakes import LIMIT_S, FakeTokenizer, Gate
+from tests.service_fakes import FakeRegistry, eventually, run, running
 
 
 def registry() -> FakeRegistry:
