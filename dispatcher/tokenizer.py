@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dispatcher.engines import CpuEngine, is_fault
 from dispatcher.engines.choice import choose_engine
-from dispatcher.engines.reference_engine import ReferenceEngine, ids_of, room_for
+from dispatcher.engines.reference_engine import ReferenceEngine, ids_of, offsets_of, room_for
 from dispatcher.errors import InvalidText
 from dispatcher.offsets import byte_offsets
 from dispatcher.proof import ProofCache
@@ -101,7 +101,7 @@ class Tokenizer:
             raise
         result = EncodedDocument(b"" if options.count_only else ids_of(encoding), len(encoding), truncated)
         if options.char_offsets or options.byte_offsets:
-            offsets = np.array(encoding.offsets, dtype=np.uint32).reshape(-1, 2)
+            offsets = offsets_of(encoding)
             result.char_offsets = offsets if options.char_offsets else None
             result.byte_offsets = byte_offsets(document, offsets) if options.byte_offsets else None
         if options.token_strings:

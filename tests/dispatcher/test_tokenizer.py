@@ -12,7 +12,7 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as Reference
 
 from dispatcher.engines.fastokens_engine import FastokensEngine
-from dispatcher.engines.reference_engine import ReferenceEngine
+from dispatcher.engines.reference_engine import IDS_PER_PIECE, ReferenceEngine
 from dispatcher.errors import InvalidOption, InvalidText
 from dispatcher.request import EncodedDocument, EncodeOptions
 from dispatcher.tokenizer import LARGE_CHARS, Tokenizer, load_tokenizer
@@ -381,6 +381,22 @@ def test_hot_path_is_the_engine(embedded: Tokenizer) -> None:
     after = embedded.counters().documents
     assert embedded.engine == FastokensEngine.name
     assert after["fastokens"] - before.get("fastokens", 0) == 6
+
+
+@pytest.mark.parametrize("synthetic", ["byte_bpe", "split_bpe", "repeating"], indirect=True)
+@pytest.mark.parametrize("max_tokens", [None, IDS_PER_PIECE + 9])
+@pytest.mark.parametrize("add_special_tokens", [True, False])
+def test_offsets_of_many_ids(synthetic: Tokenizer, max_tokens: int | None, add_special_tokens: bool) -> None:
+    """Offsets that are read one by one are those of the library's list."""
+    options = EncodeOptions(add_special_tokens=add_special_tokens, char_offsets=True, max_tokens=max_tokens)
+    text = TEXT * (4 * IDS_PER_PIECE // len(TEXT))
+    (document,) = synthetic.encode([text], options)
+    assert document.n_tokens > IDS_PER_PIECE
+    reference = reference_of(synthetic)
+    if max_tokens:
+        reference.enable_truncation(max_tokens)
+    expected = np.array(reference.encode(text, add_special_tokens=add_special_tokens).offsets)
+    np.testing.assert_array_equal(document.char_offsets, expected)
 
 
 class HeldJudge(ReferenceEngine):
