@@ -30,6 +30,8 @@ HEAD_S = 10.0
 """The least time for a first request, or for the next piece of a head, however short idle connections live."""
 MAX_HEAD_BYTES = 65_536
 _HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+JOIN_CHUNKS = 1024
+"""Pieces of a body that are joined at a time: each takes some 40 bytes of memory, however short it is."""
 JOIN_BYTES = 65_536
 """Answers up to this size are copied behind their head, so that both leave in one packet."""
 
@@ -44,6 +46,7 @@ class HotCycle:
         "_head",
         "_job",
         "_n_bytes",
+        "_n_joined",
         "_protocol",
         "_slot",
         "_start_ns",
@@ -59,6 +62,7 @@ class HotCycle:
         self._head = head
         self._start_ns = time.perf_counter_ns()
         self._chunks: list[bytes] = []
+        self._n_joined = 0
         self._n_bytes = 0
         self._deadline_ns = 0
         self._slot: Slot | None = None
@@ -94,6 +98,9 @@ class HotCycle:
             self._stop(error)
             return
         self._chunks.append(chunk)
+        if len(self._chunks) - self._n_joined == JOIN_CHUNKS:
+            self._chunks[self._n_joined :] = [b"".join(self._chunks[self._n_joined :])]
+            self._n_joined += 1
 
     def overdue(self) -> None:
         """The deadline passed before the body was complete."""
@@ -198,6 +205,7 @@ class Protocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Bytes from the client. A head that does not end is refused: the parser would collect it without bound."""
         self._unset_keepalive_if_required()
+        before = self.headers
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
@@ -209,7 +217,8 @@ class Protocol(HttpToolsProtocol):
             return
         if self.headers is self._seen_headers:
             return
-        self._n_head_bytes += len(data)
+        # What stands before a head that began in this piece (bodies, whole requests) is no part of it.
+        self._n_head_bytes += len(data) if self.headers is before else 0
         if self._n_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self.transport.write(_HEAD_TOO_LARGE)
             self.transport.close()

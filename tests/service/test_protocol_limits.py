@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from service.options import ServiceOptions
-from service.protocol import MAX_HEAD_BYTES
+from service.protocol import JOIN_CHUNKS, MAX_HEAD_BYTES
 from tests.fakes import FakeTokenizer
 from tests.service_fakes import eventually
 from tests.wire import Wire, chunked, ids, on_wire, raw, request
@@ -190,6 +190,37 @@ def test_an_endless_head_is_refused(n: int) -> None:
         line = wire.connect()
         line.send(request("a", x_padding="y" * 30_000))
         assert (await line.wait())[0].status == 200
+
+    on_wire(test)
+
+
+@pytest.mark.parametrize("cut", [1, 40, 80])
+def test_a_head_that_begins_behind_much_else(cut: int) -> None:
+    """What comes in one piece with the beginning of a head, a large body or many requests, does not count for it."""
+
+    async def test(wire: Wire) -> None:
+        for before, n_before in ((request("x" * 2 * MAX_HEAD_BYTES), 1), (request("a") * 2_000, 2_000)):
+            line = wire.connect()
+            line.send(before + request("next")[:cut], request("next")[cut:])
+            answers = await line.wait(n_before + 1)
+            assert answers[-1].ids == ids("next")
+            assert not line.transport.closed
+
+    on_wire(test)
+
+
+def test_a_body_in_tiny_pieces() -> None:
+    """Many short chunks are the body that one long one is, and are not kept as so many objects."""
+
+    async def test(wire: Wire) -> None:
+        n_chunks = 3 * JOIN_CHUNKS + 7
+        words = [b"%04d," % i for i in range(n_chunks)]
+        line = wire.connect()
+        sent = chunked(b'{"text": "', *words, b'"}')
+        line.send(sent[:-5])
+        assert len(line.protocol.cycle._chunks) < JOIN_CHUNKS + 4
+        line.send(sent[-5:])
+        assert (await line.wait())[0].ids == ids(b"".join(words).decode())
 
     on_wire(test)
 
