@@ -22,15 +22,15 @@ class StartError(Exception):
     """The service cannot start; the message says why and what to do."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Listener:
     """One listening socket."""
 
     sock: socket.socket
     path: str = ""
     """Of a Unix socket."""
-    file: tuple[int, int] = (0, 0)
-    """Device and inode of that path when it was bound; another process may replace it."""
+    file: tuple[int, ...] = ()
+    """What tells the file that was bound from another one under that path; empty once it was removed."""
 
     @property
     def address(self) -> str:
@@ -51,9 +51,10 @@ class Listener:
             _drop_connection_attempts(self.sock)
 
     def remove_file(self) -> None:
-        """Remove the path of a Unix socket, unless it is another process's by now."""
+        """Remove the path of a Unix socket, once, and not if it is another process's by now."""
+        file, self.file = self.file, ()
         with contextlib.suppress(OSError):
-            if self.path and _identity(self.path) == self.file:
+            if file and _identity(self.path) == file:
                 os.unlink(self.path)
 
 
@@ -70,9 +71,10 @@ def open_listeners(options: ServiceOptions) -> list[Listener]:
     return listeners
 
 
-def _identity(path: str) -> tuple[int, int]:
+def _identity(path: str) -> tuple[int, ...]:
     status = os.lstat(path)
-    return status.st_dev, status.st_ino
+    # The number of a removed file is soon given to the next one, hence the time.
+    return status.st_dev, status.st_ino, status.st_ctime_ns
 
 
 def _drop_connection_attempts(sock: socket.socket) -> None:

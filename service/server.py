@@ -53,7 +53,9 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         for sock in sockets or []:
             if sock.family == socket.AF_UNIX:
-                server = await loop.create_unix_server(self._protocol, sock=sock, backlog=self.config.backlog)
+                # Its own clean-up knows a file by its inode only, which may be a successor's by then.
+                kept: Any = {"cleanup_socket": False}
+                server = await loop.create_unix_server(self._protocol, sock=sock, backlog=self.config.backlog, **kept)
                 self.servers.append(server)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

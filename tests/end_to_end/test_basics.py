@@ -164,8 +164,8 @@ def test_pipelining(service: ServiceProcess, reference: Reference, uds: bool) ->
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"POST /v1/encode HTTP/1.1\r\ncontent-length: nonsense\r\n\r\n",
         b"POST /v1/encode HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nnonsense\r\n",
-        b"GET /" + b"x" * 200_000,
-        b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 40_000,
+        b"GET /" + b"x" * 900_000,
+        b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 150_000,
     ],
     ids=range(7),
 )
