@@ -44,6 +44,10 @@ class Admission:
                 "requests", f"{self.max_requests} requests are in flight; retry later or raise --max-in-flight."
             )
         self.check_bytes(n_bytes)
+        return self.hold(n_bytes)
+
+    def hold(self, n_bytes: int) -> Slot:
+        """Count what is there already and cannot be refused: an answer that its client does not read."""
         self.n_requests += 1
         self.n_bytes += n_bytes
         return Slot(self, n_bytes)

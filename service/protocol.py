@@ -196,6 +196,8 @@ class Protocol(HttpToolsProtocol):
     _n_head_bytes = 0
     _n_unread = 0
     """Bytes of answers that the client had not read when the connection was last found idle."""
+    _unread: Slot | None = None
+    """What answers that the client does not read take of the admission."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connected. One that sends nothing is as idle as one between requests."""
@@ -279,6 +281,7 @@ class Protocol(HttpToolsProtocol):
         """The connection is gone."""
         if self._hot is not None:
             self._hot.lost()
+        self._release_unread()
         if isinstance(self.cycle, HotCycle):
             self.cycle = None  # type: ignore[assignment]
         super().connection_lost(exc)
@@ -288,6 +291,8 @@ class Protocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.flow.write_paused:
             self.flow.pause_reading()
+        if self.transport.is_closing() and self.transport.get_write_buffer_size():
+            self._watch_idle()
 
     def timeout_keep_alive_handler(self) -> None:
         """Nothing came for as long as a connection may be idle. An answer that nobody reads would keep it for ever."""
@@ -305,8 +310,20 @@ class Protocol(HttpToolsProtocol):
         delay_s = max(self.timeout_keep_alive, at_least_s)
         self.timeout_keep_alive_task = self.loop.call_later(delay_s, self.timeout_keep_alive_handler)
 
+    def pause_writing(self) -> None:
+        """The client reads its answer more slowly than it was written: the memory of it counts until it is gone."""
+        super().pause_writing()
+        self._release_unread()
+        self._unread = self.gate.dispatcher.admission.hold(self.transport.get_write_buffer_size())
+
+    def _release_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.release()
+            self._unread = None
+
     def resume_writing(self) -> None:
         """The client reads again."""
         super().resume_writing()
+        self._release_unread()
         if not self.pipeline:
             self.flow.resume_reading()

@@ -34,6 +34,18 @@ def test_one_request_over_the_limit_is_refused() -> None:
     assert (gate.n_requests, gate.n_bytes) == (2, 2)
 
 
+def test_what_is_held_cannot_be_refused() -> None:
+    """What is there already counts over any limit, and keeps others out until it is released."""
+    gate = admission(requests=1, n_bytes=10)
+    held = [gate.hold(600), gate.hold(600)]
+    assert (gate.n_requests, gate.n_bytes) == (2, 1200)
+    with pytest.raises(TooBusy):
+        gate.admit(1)
+    for slot in held:
+        slot.release()
+    gate.admit(1)
+
+
 @pytest.mark.parametrize(("n_bytes", "admitted"), [(599, True), (600, True), (601, False)])
 def test_bytes_over_the_limit_are_refused(n_bytes: int, admitted: bool) -> None:
     """Bytes are admitted up to exactly the limit."""

@@ -312,6 +312,44 @@ def test_an_answer_that_nobody_reads_ends_the_connection() -> None:
     on_wire(test)
 
 
+def test_a_last_answer_that_nobody_reads_ends_the_connection_too() -> None:
+    """A connection that closes behind its answer does not wait for ever for a client that does not read it."""
+
+    async def test(wire: Wire) -> None:
+        wire.config.timeout_keep_alive = 0
+        line = wire.connect()
+        line.transport.n_unread = 3000
+        line.send(request("a", connection="close"))
+        await line.wait()
+        assert line.transport.closed
+        await eventually(lambda: line.transport.aborted)
+
+    on_wire(test)
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_unread_answers_count_as_in_flight(lost: bool) -> None:
+    """The memory of an answer that a client reads too slowly is bounded with all else that is in flight."""
+
+    async def test(wire: Wire) -> None:
+        admission = wire.it.admission
+        line = wire.connect()
+        for n_unread in (70_000, 90_000):
+            line.transport.n_unread = n_unread
+            line.protocol.pause_writing()
+            assert (admission.n_requests, admission.n_bytes) == (1, n_unread)
+        other = wire.connect()
+        other.send(request("x" * 50_000))
+        assert (await other.wait())[0].status == 429
+        if lost:
+            line.lose()
+        else:
+            line.protocol.resume_writing()
+        assert (admission.n_requests, admission.n_bytes) == (0, 0)
+
+    on_wire(test, max_in_flight_bytes=100_000)
+
+
 @pytest.mark.parametrize(
     "data",
     [
