@@ -24,8 +24,9 @@ from gpu_core.encoding import Encoding, Lease, PartResult, ResidentEncoding, Tim
 from gpu_core.errors import DeviceUnavailable, NoFreeContext
 from gpu_core.execution import Device, ExecutionContext, OutOfDeviceMemory
 from gpu_core.ladder import Ladder, Part, Plan, SizeClass, size_classes, within_budget
-from gpu_core.layout import FLAG_IDS, FLAG_TOKEN_STARTS, REASONS
+from gpu_core.layout import FLAG_IDS, FLAG_TOKEN_STARTS, REASON_NOT_NORMAL, REASONS
 from gpu_core.literals import device_literals
+from gpu_core.normal_form import Normalize, Rewriter
 from gpu_core.options import GpuOptions
 from gpu_core.safe_cut import SafeCuts
 from gpu_core.spec import TokenizerSpec, read_spec
@@ -39,8 +40,8 @@ JOINED_BYTES = 2048
 """Documents of a shorter average are joined before they are copied: one copy costs less than many."""
 
 
-def load(data: bytes, options: GpuOptions | None = None) -> Encoder:
-    """An encoder for the bytes of a tokenizer.json, on the GPU.
+def load(data: bytes, options: GpuOptions | None = None, normalize: Normalize | None = None) -> Encoder:
+    """An encoder for the bytes of a tokenizer.json, on the GPU. `normalize`: see `Encoder`.
 
     Raises `TokenizerFileError`, `UnsupportedTokenizer` when the device cannot serve the tokenizer exactly, and
     `DeviceUnavailable` when there is no usable GPU.
@@ -51,7 +52,7 @@ def load(data: bytes, options: GpuOptions | None = None) -> Encoder:
     # CuPy takes a second to import, and whoever has no GPU needs none of it.
     from gpu_core.device import CudaDevice
 
-    return Encoder(spec, CudaDevice(tables, options), options)
+    return Encoder(spec, CudaDevice(tables, options), options, normalize)
 
 
 @dataclass(slots=True)
@@ -69,9 +70,15 @@ class _Replay:
 class Encoder:
     """A ladder of execution contexts on one device, for one tokenizer."""
 
-    def __init__(self, spec: TokenizerSpec, device: Device, options: GpuOptions) -> None:
-        """Set up every size class, largest first; without memory for all of them, those that fit, and a warning."""
+    def __init__(
+        self, spec: TokenizerSpec, device: Device, options: GpuOptions, normalize: Normalize | None = None
+    ) -> None:
+        """Set up every size class, largest first; without memory for all of them, those that fit, and a warning.
+
+        With `normalize`, the normalizer of the reference, `encode` tries documents that are not in normal form again.
+        """
         self.spec, self.device, self.options = spec, device, options
+        self._rewriter = Rewriter(spec, normalize) if normalize and spec.normalizers else None
         self._cuts = SafeCuts(spec.pattern_family, device_literals(spec), bool(spec.normalizers))
         self._adaptive, self._spin = AdaptiveWait(), SpinWait()
         if options.wait == "adaptive":
@@ -89,14 +96,11 @@ class Encoder:
         results occupy every context that fits, and `DeviceFault`.
         """
         flags = self._flags(count_only, token_starts)
-        lengths = [len(document) for document in documents]
-        n_bytes = sum(lengths)
-        if self.ladder.fitting(n_bytes, len(documents)) == len(self._free):
-            return self._encode_parts(documents, flags)
-        times = Times()
-        replay = _Replay(self.lease(n_bytes, len(documents)), n_bytes, len(documents), flags)
-        _fill(replay.lease.context, documents, lengths, times)
-        return self._run(replay, times)
+        encoding = self._encode(documents, flags)
+        # Positions would be those of the rewritten text.
+        if encoding.needs_cpu and self._rewriter and not token_starts:
+            self._encode_rewritten(self._rewriter, encoding, documents, flags)
+        return encoding
 
     def encode_resident(
         self, documents: Sequence[bytes | memoryview], *, token_starts: bool = False
@@ -148,6 +152,38 @@ class Encoder:
         if token_starts and not self.options.token_starts:
             raise ValueError("token starts need the option token_starts, which makes room for them")
         return (0 if count_only else FLAG_IDS) | (FLAG_TOKEN_STARTS if token_starts else 0)
+
+    def _encode(self, documents: Sequence[bytes | memoryview], flags: int) -> Encoding:
+        lengths = [len(document) for document in documents]
+        n_bytes = sum(lengths)
+        if self.ladder.fitting(n_bytes, len(documents)) == len(self._free):
+            return self._encode_parts(documents, flags)
+        times = Times()
+        replay = _Replay(self.lease(n_bytes, len(documents)), n_bytes, len(documents), flags)
+        _fill(replay.lease.context, documents, lengths, times)
+        return self._run(replay, times)
+
+    def _encode_rewritten(
+        self, rewriter: Rewriter, encoding: Encoding, documents: Sequence[bytes | memoryview], flags: int
+    ) -> None:
+        """Answer documents that are not in normal form through others with the same ids, as far as there are any."""
+        rewritten: dict[int, bytes] = {}
+        for document, reason in encoding.needs_cpu.items():
+            text = rewriter.rewrite(bytes(documents[document])) if reason == REASONS[REASON_NOT_NORMAL] else None
+            if text is not None:
+                rewritten[document] = text
+        if not rewritten:
+            return
+        try:
+            answer = self._encode(list(rewritten.values()), flags)
+        except NoFreeContext:
+            # This call may hold what it needs now.
+            encoding.detach()
+            try:
+                answer = self._encode(list(rewritten.values()), flags)
+            except NoFreeContext:
+                return
+        encoding.adopt(list(rewritten), answer)
 
     def _run(self, replay: _Replay, times: Times) -> Encoding:
         self._launch(replay, times)

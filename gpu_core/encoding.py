@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +104,12 @@ class Times:
         self.slept_ns += slept
         self.polled_ns += polled
 
+    def add(self, other: Times) -> None:
+        """Count what another call took, too."""
+        self.fill_ns += other.fill_ns
+        self.launch_ns += other.launch_ns
+        self.add_wait(Waited(other.wait_ns, other.slept_ns, other.polled_ns))
+
 
 class Encoding:
     """The results of one call, by document."""
@@ -142,6 +149,30 @@ class Encoding:
         """Byte position in the document of the first byte of each token."""
         spans = self._spans(document)
         return _joined([_asked(part.token_starts)[begin:end] - shift for part, begin, end, shift in spans])
+
+    def adopt(self, documents: Sequence[int], other: Encoding) -> None:
+        """Let these documents, which need the CPU, have what another call answered in their place, in order.
+
+        It is copied: a result holds no more contexts for it.
+        """
+        other.detach()
+        if self._pieces is None:
+            self._pieces = [[(0, document, 0)] for document in range(self._n_documents)]
+        n_parts = len(self.parts)
+        self.parts += other.parts
+        self.times.add(other.times)
+        for place, document in enumerate(documents):
+            if place in other.needs_cpu:
+                continue
+            del self.needs_cpu[document]
+            pieces = [(0, place, 0)] if other._pieces is None else other._pieces[place]
+            self._pieces[document] = [(n_parts + part, at, first) for part, at, first in pieces]
+
+    def detach(self) -> None:
+        """Copy what is still in the memory of execution contexts, and give these back."""
+        for part in self.parts:
+            if part.lease is not None:
+                part.detach()
 
     def release(self) -> None:
         """Give the execution contexts back now; arrays that were handed out may change from now on."""

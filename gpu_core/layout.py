@@ -93,10 +93,12 @@ TABLES = np.dtype(
 
 EPOCH_SHIFT = 4
 """A word of `document_flags` is `(epoch << EPOCH_SHIFT | reason) & 0xFFFFFFFF`; any other epoch means "not flagged"."""
+REASON_NOT_NORMAL = 3
+"""The reason that a rewritten document may escape, see `gpu_core.normal_form`."""
 REASONS = {
     1: "a pre-token longer than the device handles",
     2: "invalid UTF-8",
-    3: "text that is not in normal form",
+    REASON_NOT_NORMAL: "text that is not in normal form",
     4: "an added token with flags, or two that overlap",
     5: "a run of digits or blanks longer than the device follows",
 }

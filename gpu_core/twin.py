@@ -6,13 +6,12 @@ import itertools
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpu_core.bpe_file import read_bpe_model
-from gpu_core.classes import NOT_NORMAL, normal_form_classes
 from gpu_core.closed import closed_entries
 from gpu_core.layout import MAX_PRETOKEN
 from gpu_core.literals import NEEDS_CPU, device_literals
+from gpu_core.normal_form import passes_quick_check
 from gpu_core.spec import TokenizerSpec
 from gpu_core.tables import check_support
 from gpu_core.twin_split import Classified, Mask, classify, split
@@ -113,11 +112,3 @@ class Twin:
             _rank, i = min(ranked)
             product = self.rules[symbols[i][1], symbols[i + 1][1]][1]
             symbols[i : i + 2] = [(symbols[i][0], product)]
-
-
-def passes_quick_check(text: str) -> bool:
-    """Whether NFC certainly leaves the text alone: no doubtful character, and marks in canonical order."""
-    points = np.array([ord(char) for char in text], dtype=np.int64)
-    values: NDArray[np.uint8] = normal_form_classes()[points] if len(points) else np.zeros(0, np.uint8)
-    before = np.concatenate((values[:1], values[:-1]))
-    return not ((values == NOT_NORMAL) | ((values > 0) & (before > values))).any()
