@@ -59,12 +59,16 @@ def read_bpe_model(data: bytes) -> BpeModel:
     if missing:
         raise UnsupportedTokenizer(f"the vocabulary lacks {len(missing)} of the 256 single bytes")
     byte_ids = np.array([entries[bytes([byte])] for byte in range(256)], dtype=np.uint32)
-    return BpeModel(entries, byte_ids, _rules(model["merges"], vocab), bool(model.get("ignore_merges")))
+    return BpeModel(entries, byte_ids, read_rules(model["merges"], vocab), bool(model.get("ignore_merges")))
 
 
-def _rules(merges: list[Any], vocab: dict[str, int]) -> Rules:
-    pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
-    pairs = [pair for pair in pairs if not pair[0].startswith("#version")]
+def read_rules(merges: list[Any], vocab: dict[str, int]) -> Rules:
+    """The merges of a file, pairs or strings with a space; a version comment among strings is none."""
+    pairs = [
+        merge.split(" ") if isinstance(merge, str) else merge
+        for merge in merges
+        if not (isinstance(merge, str) and merge.startswith("#version"))
+    ]
     left = np.array([vocab[pair[0]] for pair in pairs], dtype=np.int64)
     right = np.array([vocab[pair[1]] for pair in pairs], dtype=np.int64)
     product = np.array([vocab[pair[0] + pair[1]] for pair in pairs], dtype=np.int64)

@@ -15,20 +15,20 @@ _SHIFT = 20
 
 def closed_entries(model: BpeModel) -> dict[bytes, int]:
     """The entries whose own bytes merge to exactly the entry; all entries of one length are merged side by side."""
-    lookup = _PairLookup(model.rules)
+    lookup = PairLookup(model.rules)
     by_length: dict[int, list[bytes]] = defaultdict(list)
     for entry in model.entries:
         by_length[len(entry)].append(entry)
     closed: dict[bytes, int] = {}
     for length, entries in by_length.items():
         symbols = model.byte_ids[np.frombuffer(b"".join(entries), np.uint8).reshape(-1, length)].astype(np.int64)
-        result = _merge_rows(symbols, lookup)
+        result = merge_rows(symbols, lookup)
         ids = np.array([model.entries[entry] for entry in entries])
         closed |= {entries[i]: int(ids[i]) for i in np.flatnonzero(result == ids)}
     return closed
 
 
-class _PairLookup:
+class PairLookup:
     """Ranks and products of many pairs at once."""
 
     def __init__(self, rules: Rules) -> None:
@@ -40,6 +40,7 @@ class _PairLookup:
         self.product = rules.product
 
     def ranks(self, left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The rank of each pair, or a number above all ranks; a negative id is in no rule."""
         wanted = left << _SHIFT | right
         if not len(self.keys):
             return np.full(wanted.shape, _NO_RULE)
@@ -47,7 +48,7 @@ class _PairLookup:
         return np.where((self.keys[at] == wanted) & (left >= 0) & (right >= 0), self.rank[at], _NO_RULE)
 
 
-def _merge_rows(symbols: NDArray[np.int64], lookup: _PairLookup) -> NDArray[np.int64]:
+def merge_rows(symbols: NDArray[np.int64], lookup: PairLookup) -> NDArray[np.int64]:
     """The id that each row of symbols becomes, -1 when more than one is left.
 
     One merge a round: lowest rank, leftmost.

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_core import cuckoo
-from gpu_core.bpe_file import BpeModel, Rules, read_bpe_model
+from gpu_core.bpe_file import Rules, read_bpe_model
 from gpu_core.classes import DIGESTS, family_classes, normal_form_classes, two_stage
 from gpu_core.closed import closed_entries
 from gpu_core.errors import UnsupportedTokenizer
@@ -86,15 +86,15 @@ def build_tables(data: bytes, spec: TokenizerSpec) -> Tables:
     model = read_bpe_model(data)
     literals = device_literals(spec)
     entries = model.entries if model.ignore_merges else closed_entries(model)
-    pool = _Pool()
+    pool = StringPool()
     arrays: dict[str, NDArray[Any]] = _class_arrays(spec, literals)
     numbers = {"max_literal": max(map(len, literals), default=0), "reserved": 0}
-    arrays["short_slots"] = _short_table(entries, numbers)
+    arrays["short_slots"] = short_table(entries, numbers)
     longer = {entry: i for entry, i in entries.items() if SHORT_KEY < len(entry) <= MAX_PRETOKEN}
-    arrays["long_slots"] = _string_table("long", longer, pool, numbers)
-    arrays["literal_slots"] = _string_table("literal", literals, pool, numbers)
+    arrays["long_slots"] = string_table("long", longer, pool, numbers)
+    arrays["literal_slots"] = string_table("literal", literals, pool, numbers)
     arrays["literal_bigrams"] = bigram_bits(literals)
-    arrays["merge_slots"], arrays["merge_ids"] = _merge_table(model, numbers)
+    arrays["merge_slots"], arrays["merge_ids"] = merge_table(model.rules, numbers)
     arrays["byte_ids"] = model.byte_ids
     arrays["pool"] = pool.array()
     defines = {
@@ -170,7 +170,8 @@ def _place(name: str, keys: NDArray[np.uint32], numbers: dict[str, int]) -> NDAr
     raise UnsupportedTokenizer(f"no seed places the {name} table: the file repeats keys")
 
 
-def _short_table(entries: dict[bytes, int], numbers: dict[str, int]) -> NDArray[np.uint32]:
+def short_table(entries: dict[bytes, int], numbers: dict[str, int]) -> NDArray[np.uint32]:
+    """Slots of (12 bytes, `id << 4 | length`) for the entries of up to `SHORT_KEY` bytes; longer ones are left out."""
     short = [entry for entry in entries if len(entry) <= SHORT_KEY]
     words = key_words(short)
     owner = _place("short", words, numbers)
@@ -182,22 +183,24 @@ def _short_table(entries: dict[bytes, int], numbers: dict[str, int]) -> NDArray[
     return slots
 
 
-class _Pool:
+class StringPool:
     """Bytes of the strings that are compared after their hash, each padded with zeros to a multiple of 4."""
 
     def __init__(self) -> None:
         self.data = bytearray()
 
     def add(self, text: bytes) -> int:
+        """Where the text lies, in bytes."""
         offset = len(self.data)
         self.data += text.ljust(-(-len(text) // 4) * 4, b"\0")
         return offset
 
     def array(self) -> NDArray[np.uint32]:
+        """All of it; never empty."""
         return np.frombuffer(bytes(self.data) or bytes(4), "<u4")
 
 
-def _string_table(name: str, strings: dict[bytes, int], pool: _Pool, numbers: dict[str, int]) -> NDArray[np.uint32]:
+def string_table(name: str, strings: dict[bytes, int], pool: StringPool, numbers: dict[str, int]) -> NDArray[np.uint32]:
     """Slots of (low hash word, offset in the pool, length, id); an empty one has length 0."""
     texts = list(strings)
     hashes = np.array([cuckoo.hash_bytes(text) for text in texts], dtype=np.uint64)
@@ -209,17 +212,17 @@ def _string_table(name: str, strings: dict[bytes, int], pool: _Pool, numbers: di
     return slots
 
 
-def _merge_table(model: BpeModel, numbers: dict[str, int]) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
+def merge_table(rules: Rules, numbers: dict[str, int]) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
     """Slots `left << 46 | right << 28 | order`, and the ids by order when the order does not hold them itself."""
-    by_pair = model.rules.by_pair()
+    by_pair = rules.by_pair()
     pairs = np.array(list(by_pair), dtype=np.uint32).reshape(-1, 2)
     left, right = pairs.astype(np.uint64).T
     rank, _product = np.array(list(by_pair.values()), dtype=np.int64).reshape(-1, 2).T
-    order = _product_order(model.rules)
+    order = _product_order(rules)
     ids = np.zeros(0, dtype=np.uint32)
     if order is None:
-        order, ids = np.arange(len(model.rules.product)), model.rules.product.astype(np.uint32)
-    order = order << 1 | merged_one_at_a_time(model.rules)
+        order, ids = np.arange(len(rules.product)), rules.product.astype(np.uint32)
+    order = order << 1 | merged_one_at_a_time(rules)
     owner = _place("merge", pairs, numbers)
     used = owner >= 0
     rule = owner[used]

@@ -1,0 +1,153 @@
+"""Plain twin for SentencePiece-style BPE: added tokens, bridge cuts, lookup, merges one at a time. For tests.
+
+text          the_cat\\n        `\\n` is an added token, `_` is the normalizer's blank
+neighbours    t-h-e-_ | c-a-t    joined where a rule's left part ends and its right part begins so
+components    the_, cat          whole entries are looked up, the others merged
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+
+from gpu_core.bridge_tables import closed_strings
+from gpu_core.character_bpe import BLANK, CharacterBpe
+from gpu_core.layout import MAX_PRETOKEN
+from gpu_core.literals import NEEDS_CPU
+from gpu_core.run_literals import RunLiteral
+from gpu_core.twin import TwinResult
+
+Joins = Callable[[str, str], bool]
+"""Whether a token may lie across two neighbours. It may say so too often: a component is only larger then."""
+Spelling = list[tuple[int, str]]
+"""Characters of normalized text, each with the byte position of what it stands for."""
+
+
+class BridgeTwin:
+    """One tokenizer."""
+
+    def __init__(
+        self,
+        model: CharacterBpe,
+        runs: list[RunLiteral],
+        literals: dict[bytes, int],
+        joins: Joins | None = None,
+        max_bytes: int = MAX_PRETOKEN,
+    ) -> None:
+        """`joins`: the exact pairs by default. A longer component than `max_bytes` sends its document to the CPU."""
+        self.model, self.literals, self.max_bytes = model, literals, max_bytes
+        self.joins = joins or (lambda x, y: (x, y) in model.joined_pairs)
+        self.runs = {run.character: run for run in runs}
+        self.rules = model.rules.by_pair()
+        self.run_pattern = re.compile("|".join(re.escape(run.character) + "+" for run in runs) or r"(?!)")
+
+    @cached_property
+    def closed(self) -> dict[str, int]:
+        """Entries that merging reaches, in normalized spelling."""
+        return closed_strings(self.model)
+
+    def encode(self, document: bytes) -> TwinResult:
+        """All stages on one document."""
+        try:
+            document.decode()
+        except UnicodeDecodeError:
+            return TwinResult([], [], True)
+        found = self.find_literals(document)
+        needs_cpu = any(i & NEEDS_CPU for _at, _length, i in found)
+        needs_cpu |= any(a + length > b for (a, length, _i), (b, _length, _j) in itertools.pairwise(found))
+        if needs_cpu:
+            return TwinResult([], [], True)
+        tokens: list[tuple[int, int]] = []
+        end = 0
+        for at, length, i in [*found, (len(document), 0, -1)]:
+            for component in self.components(document, end, at):
+                if sum(len(_raw(char)) for _at, char in component) > self.max_bytes:
+                    return TwinResult([], [], True)
+                tokens += self.encode_component(component)
+            tokens += [(at, i)] if length else []
+            end = at + length
+        return TwinResult([i for _at, i in tokens], [at for at, _i in tokens], False)
+
+    def find_literals(self, document: bytes) -> list[tuple[int, int, int]]:
+        """(position, length, id) of the pieces of runs, and of the longest other added token at each byte."""
+        found = [(at, n, self.literals[document[at : at + n]]) for at, n in longest_matches(document, self.literals)]
+        text = document.decode()
+        for match in self.run_pattern.finditer(text):
+            run, at = self.runs[match[0][0]], len(text[: match.start()].encode())
+            for piece in run.pieces(len(match[0])):
+                length = piece * len(run.character.encode())
+                found.append((at, length, run.ids[piece - run.shortest]))
+                at += length
+        return sorted(found)
+
+    def components(self, document: bytes, begin: int, end: int) -> Iterator[Spelling]:
+        """The text between two added tokens, normalized and cut wherever no rule can join the neighbours."""
+        spelling = _spelling(document[begin:end].decode(), begin)
+        if self.model.prepends and spelling:
+            spelling.insert(0, (begin, BLANK))
+        first = 0
+        for at in range(1, len(spelling) + 1):
+            if at == len(spelling) or not self.joins(spelling[at - 1][1], spelling[at][1]):
+                yield spelling[first:at]
+                first = at
+
+    def encode_component(self, component: Spelling) -> list[tuple[int, int]]:
+        """(position, id) of each token: the whole component if it is a closed entry, else what the merges leave."""
+        content = "".join(char for _at, char in component)
+        if content in self.closed:
+            return [(component[0][0], self.closed[content])]
+        symbols: list[tuple[int, int]] = []
+        for at, char in component:
+            if char in self.model.characters:
+                symbols.append((at, self.model.characters[char]))
+            else:
+                symbols += [(at + n, int(self.model.byte_ids[byte])) for n, byte in enumerate(char.encode())]
+        return merge(symbols, self.rules)
+
+
+def _spelling(text: str, at: int) -> Spelling:
+    spelling = []
+    for char in text:
+        spelling.append((at, BLANK if char == " " else char))
+        at += len(char.encode())
+    return spelling
+
+
+def _raw(char: str) -> bytes:
+    """A character as the key of a lookup has it: with a space for the blank."""
+    return b" " if char == BLANK else char.encode()
+
+
+def longest_matches(document: bytes, literals: Mapping[bytes, int]) -> list[tuple[int, int]]:
+    """Position and length of the longest literal at each byte where there is one."""
+    first_bytes = {literal[0] for literal in literals}
+    lengths = sorted({len(literal) for literal in literals}, reverse=True)
+    found = []
+    for at in (at for at, byte in enumerate(document) if byte in first_bytes):
+        length = next((n for n in lengths if document[at : at + n] in literals), 0)
+        found += [(at, length)] if length else []
+    return found
+
+
+def merge(symbols: list[tuple[int, int]], rules: Mapping[tuple[int, int], tuple[int, int]]) -> list[tuple[int, int]]:
+    """What (position, id) pairs become, one merge at a time: the lowest rank first, the leftmost of several.
+
+    `rules`: (left, right) -> (rank, product).
+    """
+    result = list(symbols)
+
+    def rank(at: int) -> float:
+        rule = rules.get((result[at][1], result[at + 1][1])) if 0 <= at < len(result) - 1 else None
+        return rule[0] if rule else math.inf
+
+    ranks = [rank(at) for at in range(len(result) - 1)]
+    while (lowest := min(ranks, default=math.inf)) < math.inf:
+        at = ranks.index(lowest)
+        product = rules[result[at][1], result[at + 1][1]][1]
+        result[at : at + 2] = [(result[at][0], product)]
+        # The pair itself is gone; those before and behind it have a new part.
+        ranks[max(at - 1, 0) : at + 2] = [rank(i) for i in (at - 1, at) if 0 <= i < len(result) - 1]
+    return result
