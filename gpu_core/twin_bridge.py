@@ -74,13 +74,15 @@ class BridgeTwin:
     def find_literals(self, document: bytes) -> list[tuple[int, int, int]]:
         """(position, length, id) of the pieces of runs, and of the longest other added token at each byte."""
         found = [(at, n, self.literals[document[at : at + n]]) for at, n in longest_matches(document, self.literals)]
-        text = document.decode()
+        text, at, seen = document.decode(), 0, 0
         for match in self.run_pattern.finditer(text):
-            run, at = self.runs[match[0][0]], len(text[: match.start()].encode())
+            at += len(text[seen : match.start()].encode())
+            run, seen = self.runs[match[0][0]], match.start()
+            begin = at
             for piece in run.pieces(len(match[0])):
                 length = piece * len(run.character.encode())
-                found.append((at, length, run.ids[piece - run.shortest]))
-                at += length
+                found.append((begin, length, run.ids[piece - run.shortest]))
+                begin += length
         return sorted(found)
 
     def components(self, document: bytes, begin: int, end: int) -> Iterator[Spelling]:

@@ -60,17 +60,21 @@ def joined(points: Points, pairs: Points, n_bits: int = 0) -> NDArray[np.bool_]:
     return np.where((x < 128) & (y < 128), exact, hashed)
 
 
-def cut(text: str, twin: BridgeTwin, pairs: Points, n_bits: int = 0) -> Cut:
-    """All components of a text."""
-    raw = text.replace(BLANK, " ")
+def added_tokens(raw: str, twin: BridgeTwin) -> list[tuple[int, int]]:
+    """(first, end) of each, in characters."""
     data = raw.encode()
     character_of = np.cumsum((np.frombuffer(data, np.uint8) & 0xC0) != 0x80)
+    found = twin.find_literals(data)
+    return [(int(character_of[at]) - 1, int(character_of[at + length - 1])) for at, length, _id in found]
+
+
+def cut(raw: str, added: list[tuple[int, int]], pairs: Points, n_bits: int = 0) -> Cut:
+    """All components of a text with a space for each blank."""
     inside = np.zeros(len(raw) + 1, dtype=bool)
     start = np.ones(len(raw) + 1, dtype=bool)
     start[1:-1] = ~joined(points_of(raw), pairs, n_bits)
-    for at, length, _id in twin.find_literals(data):
-        first, last = character_of[at] - 1, character_of[at + length - 1]
-        inside[first:last], start[first], start[last] = True, True, True
+    for first, end in added:
+        inside[first:end], start[first], start[end] = True, True, True
     borders = np.flatnonzero(start)
     begins, ends = borders[:-1], borders[1:]
     outside = ~inside[begins]
@@ -116,13 +120,14 @@ def main(families: list[str]) -> None:
         print(f"{family}: {len(pairs):,} pairs, {len(model.characters):,} characters, {violations(model)} violations,")
         print(f"  {len(closed):,} closed entries, {len(ordinary)} ordinary entries that merging does not reach")
         for name, text in corpora().items():
-            text = text[:MAX_CHARACTERS]
-            found = cut(text, twin, pairs)
+            raw = text[:MAX_CHARACTERS].replace(BLANK, " ")
+            literals = added_tokens(raw, twin)
+            found = cut(raw, literals, pairs)
             print(f"  {name}: {shares(found, known)}")
             longest = found.text[found.begins[found.lengths.argmax()] :][:40]
             print(f"    the longest begins {longest!r}")
             for n_bits in (17, 18, 19, 20):
-                hashed = cut(text, twin, pairs, n_bits)
+                hashed = cut(raw, literals, pairs, n_bits)
                 more = len(found.begins) / len(hashed.begins) - 1
                 print(f"    2^{n_bits} bits: {more:.2%} fewer cuts, mean {hashed.lengths.mean():.2f}")
 
