@@ -70,8 +70,14 @@ class ServiceCollector(Collector):
     def _flow(self) -> Iterator[Metric]:
         service = self._service
         admission = service.dispatcher.admission
-        yield GaugeMetricFamily("sidetok_in_flight", "Requests admitted and not finished.", value=admission.n_requests)
-        yield GaugeMetricFamily("sidetok_in_flight_bytes", "Body bytes of those requests.", value=admission.n_bytes)
+        yield GaugeMetricFamily(
+            "sidetok_in_flight",
+            "Requests admitted and not finished, unread answers included.",
+            value=admission.n_requests,
+        )
+        yield GaugeMetricFamily(
+            "sidetok_in_flight_bytes", "Bytes of their bodies and unread answers.", value=admission.n_bytes
+        )
         shed = CounterMetricFamily("sidetok_shed", "Requests refused for load.", labels=("reason",))
         for reason, n in admission.shed.items():
             shed.add_metric((reason,), n)
