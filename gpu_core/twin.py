@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,7 +78,7 @@ class Twin:
     def find_literals(self, document: bytes) -> list[tuple[int, int]]:
         """Positions and lengths of added tokens: leftmost first, the longest of several."""
         found, end = [], 0
-        for at, length in self._matches(document):
+        for at, length in longest_matches(document, self.literals):
             if at >= end:
                 found.append((at, length))
                 end = at + length
@@ -84,31 +86,45 @@ class Twin:
 
     def literals_overlap(self, document: bytes) -> bool:
         """Whether the longest matches of two bytes share a byte."""
-        matches = self._matches(document)
+        matches = longest_matches(document, self.literals)
         return any(a + length > b for (a, length), (b, _length) in itertools.pairwise(matches))
-
-    def _matches(self, document: bytes) -> list[tuple[int, int]]:
-        """Position and length of the longest added token at each byte where there is one."""
-        longest = {}
-        for length in sorted({len(literal) for literal in self.literals}):
-            for at in range(len(document) - length + 1):
-                if document[at : at + length] in self.literals:
-                    longest[at] = length
-        return sorted(longest.items())
 
     def encode_pretoken(self, text: bytes) -> list[tuple[int, int]]:
         """(position, id) of each token: the whole pre-token if it is an entry, else what the merges leave."""
         if text in self.entries:
             return [(0, self.entries[text])]
         symbols = [(at, self.byte_ids[byte]) for at, byte in enumerate(text)]
-        while True:
-            ranked = [
-                (self.rules[pair][0], i)
-                for i in range(len(symbols) - 1)
-                if (pair := (symbols[i][1], symbols[i + 1][1])) in self.rules
-            ]
-            if not ranked:
-                return symbols
-            _rank, i = min(ranked)
-            product = self.rules[symbols[i][1], symbols[i + 1][1]][1]
-            symbols[i : i + 2] = [(symbols[i][0], product)]
+        return merge(symbols, self.rules)
+
+
+def longest_matches(document: bytes, literals: Mapping[bytes, int]) -> list[tuple[int, int]]:
+    """Position and length of the longest literal at each byte where there is one."""
+    first_bytes = {literal[0] for literal in literals}
+    lengths = sorted({len(literal) for literal in literals}, reverse=True)
+    found = []
+    for at in (at for at, byte in enumerate(document) if byte in first_bytes):
+        here = document[at : at + lengths[0]]
+        length = next((n for n in lengths if n <= len(here) and here[:n] in literals), 0)
+        found += [(at, length)] if length else []
+    return found
+
+
+def merge(symbols: list[tuple[int, int]], rules: Mapping[tuple[int, int], tuple[int, int]]) -> list[tuple[int, int]]:
+    """What (position, id) pairs become, one merge at a time: the lowest rank first, the leftmost of several.
+
+    `rules`: (left, right) -> (rank, product).
+    """
+    result = list(symbols)
+
+    def rank(at: int) -> float:
+        rule = rules.get((result[at][1], result[at + 1][1])) if 0 <= at < len(result) - 1 else None
+        return rule[0] if rule else math.inf
+
+    ranks = [rank(at) for at in range(len(result) - 1)]
+    while (lowest := min(ranks, default=math.inf)) < math.inf:
+        at = ranks.index(lowest)
+        product = rules[result[at][1], result[at + 1][1]][1]
+        result[at : at + 2] = [(result[at][0], product)]
+        # The pair itself is gone; those before and behind it have a new part.
+        ranks[max(at - 1, 0) : at + 2] = [rank(i) for i in (at - 1, at) if 0 <= i < len(result) - 1]
+    return result

@@ -8,9 +8,8 @@ components    the_, cat          whole entries are looked up, the others merged
 from __future__ import annotations
 
 import itertools
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import cached_property
 
 from gpu_core.bridge_tables import closed_strings
@@ -18,7 +17,7 @@ from gpu_core.character_bpe import BLANK, CharacterBpe
 from gpu_core.layout import MAX_PRETOKEN
 from gpu_core.literals import NEEDS_CPU
 from gpu_core.run_literals import RunLiteral
-from gpu_core.twin import TwinResult
+from gpu_core.twin import TwinResult, longest_matches, merge
 
 Joins = Callable[[str, str], bool]
 """Whether a token may lie across two neighbours. It may say so too often: a component is only larger then."""
@@ -121,35 +120,3 @@ def _spelling(text: str, at: int) -> Spelling:
 def _raw(char: str) -> bytes:
     """A character as the key of a lookup has it: with a space for the blank."""
     return b" " if char == BLANK else char.encode()
-
-
-def longest_matches(document: bytes, literals: Mapping[bytes, int]) -> list[tuple[int, int]]:
-    """Position and length of the longest literal at each byte where there is one."""
-    first_bytes = {literal[0] for literal in literals}
-    lengths = sorted({len(literal) for literal in literals}, reverse=True)
-    found = []
-    for at in (at for at, byte in enumerate(document) if byte in first_bytes):
-        length = next((n for n in lengths if document[at : at + n] in literals), 0)
-        found += [(at, length)] if length else []
-    return found
-
-
-def merge(symbols: list[tuple[int, int]], rules: Mapping[tuple[int, int], tuple[int, int]]) -> list[tuple[int, int]]:
-    """What (position, id) pairs become, one merge at a time: the lowest rank first, the leftmost of several.
-
-    `rules`: (left, right) -> (rank, product).
-    """
-    result = list(symbols)
-
-    def rank(at: int) -> float:
-        rule = rules.get((result[at][1], result[at + 1][1])) if 0 <= at < len(result) - 1 else None
-        return rule[0] if rule else math.inf
-
-    ranks = [rank(at) for at in range(len(result) - 1)]
-    while (lowest := min(ranks, default=math.inf)) < math.inf:
-        at = ranks.index(lowest)
-        product = rules[result[at][1], result[at + 1][1]][1]
-        result[at : at + 2] = [(result[at][0], product)]
-        # The pair itself is gone; those before and behind it have a new part.
-        ranks[max(at - 1, 0) : at + 2] = [rank(i) for i in (at - 1, at) if 0 <= i < len(result) - 1]
-    return result

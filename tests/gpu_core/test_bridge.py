@@ -21,6 +21,7 @@ from gpu_core.errors import UnsupportedTokenizer
 from gpu_core.run_literals import RunLiteral, overlap_free, split_literals
 from gpu_core.spec import TokenizerSpec, read_spec
 from gpu_core.tables import check_support
+from gpu_core.twin import longest_matches
 from gpu_core.twin_bridge import BridgeTwin
 from tests.data import FULL, SHARED, adversarial, corpus_windows, tokenizer_json
 from tests.gpu_core.texts import random_text
@@ -219,6 +220,12 @@ def test_a_version_comment_is_a_string() -> None:
     vocab = {content: i for i, content in enumerate(("a", "b", "ab", "#version", "#versiona"))}
     assert read_rules(["#version: 0.2", "a b"], vocab).product.tolist() == [2]
     assert read_rules([["#version", "a"], ["a", "b"]], vocab).product.tolist() == [4, 2]
+
+
+def test_the_longest_match_ends_with_the_text() -> None:
+    """What lies behind the end is no part of a match."""
+    literals = {b"<a>": 1, b"<a>bcd": 2, b"b": 3}
+    assert longest_matches(b"<a>bcd<a>", literals) == [(0, 6), (3, 1), (6, 3)]
 
 
 def test_pieces_of_a_run() -> None:
