@@ -1,0 +1,76 @@
+"""What the GPU route needs of an engine: slots of shared memory, launches, completions.
+
+    forming batch ─► fill a free slot ─► launch(slot) ─► engine replays ─► wait() returns it ─► read ids ─► slot is free
+
+A slot is one execution context of one tokenizer: its text and its results lie in memory that this process shares with
+the engine and that the engine has registered as pinned. Nothing but a small message travels. Implemented by
+`process_link` (a real engine process) and `fake_link` (scripted costs and faults, simulated time).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpu_core.errors import SidetokError
+from gpu_core.ladder import SizeClass
+
+
+class EngineLost(SidetokError):
+    """The engine process ended, stopped answering, or its device failed: what was in flight must run elsewhere."""
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """The shared memory of one execution context. Owned by the route while free or read, by the engine in between."""
+
+    number: int
+    model_key: str
+    """Digest of the tokenizer that the context belongs to."""
+    size: SizeClass
+    text: memoryview
+    """Writable, `size.capacity` bytes: UTF-8 of the batch's documents, one after the other."""
+    document_starts: NDArray[np.uint32]
+    """Writable, (max_documents + 1,): where each begins, and behind the last one the length of the text."""
+    ids: NDArray[np.uint32]
+    """The ids of all documents, once completed."""
+    document_tokens: NDArray[np.uint32]
+    """(max_documents + 1,): where the ids of each document begin, and the end of the last, once completed."""
+
+
+@dataclass(slots=True)
+class Completion:
+    """One replay that ended well."""
+
+    slot: Slot
+    n_tokens: int
+    replay_ns: int
+    """From launch to completion, as the engine saw it."""
+    engine_cpu_ns: int
+    """CPU time that the engine process spent on it."""
+    needs_cpu: dict[int, str] = field(default_factory=dict)
+    """Documents that the device does not answer, with the reason."""
+
+
+class EngineLink(Protocol):
+    """One engine. `launch` under the route's lock; `wait` by one thread; `interrupt` and `n_slots` from any thread."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether launches are accepted."""
+
+    def slots(self, model_key: str) -> Sequence[Slot]:
+        """All slots of a tokenizer, smallest class first; empty when this engine does not serve it."""
+
+    def launch(self, slot: Slot, n_bytes: int, n_documents: int, count_only: bool) -> None:
+        """Start a replay over what was written to the slot. Does not block. Raises `EngineLost`."""
+
+    def wait(self, timeout_s: float | None) -> list[Completion]:
+        """Completed replays, once there are any; empty after `interrupt` or the timeout. Raises `EngineLost`."""
+
+    def interrupt(self) -> None:
+        """Let a `wait` that is under way, or the next one, return."""
