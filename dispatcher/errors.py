@@ -11,6 +11,14 @@ class InvalidOption(CallerError):
     """An option whose value cannot be honoured."""
 
 
+class TextTooLarge(CallerError):
+    """A document that only the reference engine can answer, and too large for its memory."""
+
+
+class NoGpuRoute(OverloadError):
+    """The request asks for the GPU route, and no engine is ready for its model."""
+
+
 class InvalidIds(CallerError):
     """A sequence of token ids that cannot be decoded."""
 

@@ -12,17 +12,21 @@ from numpy.typing import NDArray
 
 from dispatcher.engines import CpuEngine, is_fault
 from dispatcher.engines.choice import choose_engine
-from dispatcher.engines.reference_engine import ReferenceEngine, ids_of, offsets_of, room_for
-from dispatcher.errors import InvalidText
+from dispatcher.engines.reference_engine import ReferenceEngine, ids_of, offsets_of
+from dispatcher.errors import InvalidText, TextTooLarge
+from dispatcher.finisher import Finisher
 from dispatcher.offsets import byte_offsets
+from dispatcher.pieces import cutter_of
 from dispatcher.proof import ProofCache
 from dispatcher.request import EncodedDocument, EncodeOptions
-from dispatcher.special_tokens import SpecialTokens, learn_special_tokens
+from dispatcher.special_tokens import learn_special_tokens
 from dispatcher.tally import Tally
 from gpu_core.spec import TokenizerSpec, read_spec
 
 LARGE_CHARS = 1 << 20
 """Longer documents go through the reference one at a time: it takes up to 150 bytes of memory for each byte of text."""
+PIECE_BYTES = 1 << 20
+"""Where only ids are wanted and exact cuts are known, the reference gets long documents in pieces of this size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +48,26 @@ class Tokenizer:
     offsets, strings or masks are answered by the reference.
     """
 
-    def __init__(self, spec: TokenizerSpec, reference: ReferenceEngine, engine: CpuEngine, engine_reason: str) -> None:
+    def __init__(
+        self,
+        spec: TokenizerSpec,
+        reference: ReferenceEngine,
+        engine: CpuEngine,
+        engine_reason: str,
+        max_reference_bytes: int = 0,
+    ) -> None:
+        """`max_reference_bytes` is the longest document that the reference gets as a whole; 0 = any."""
         self.spec = spec
         self.engine = engine.name
         self.engine_reason = engine_reason
         self.vocab_size: int = reference.tokenizer.get_vocab_size(with_added_tokens=True)
         self.max_id = spec.max_id
         self._reference = reference
-        special_tokens = learn_special_tokens(reference, spec)
-        self._special_tokens = _NONE if special_tokens == _NONE else special_tokens
+        self._engine_is_reference = engine.name == "reference"
+        self._max_reference_bytes = max_reference_bytes
+        self._special_tokens = learn_special_tokens(reference, spec)
+        self._last_finisher: tuple[EncodeOptions | None, Finisher | None] = None, None
+        self._cutter = cutter_of(spec, PIECE_BYTES)
         self._guard = engine.guard
         self._engine_encode = engine.encode
         self._engine_encode_many = engine.encode_many
@@ -67,30 +82,48 @@ class Tokenizer:
 
         Documents that the engine may not or could not answer are answered by the reference.
         """
-        special_tokens = self._special_tokens
-        if special_tokens is None or not options.ids_only:
+        finisher = self.finisher(options)
+        if finisher is None:
             return [self._count_reference(document, options) for document in documents]
-        if not options.add_special_tokens:
-            special_tokens = _NONE
-        room = room_for(options, special_tokens.n_tokens)
         if len(documents) == 1:
-            document = documents[0]
-            if (ids := self._ids(document)) is None:
-                return [self._count_reference(document, options)]
-            if special_tokens is _NONE and room is None and not options.count_only:
-                return [EncodedDocument(ids, len(ids) >> 2)]
-            return [_finish(ids, special_tokens, room, options)]
+            (document,) = documents
+            ids = self._ids(document)
+            return [self._without_engine(document, options, finisher) if ids is None else finisher.finish(ids)]
         return [
-            self._count_reference(document, options) if ids is None else _finish(ids, special_tokens, room, options)
+            self._without_engine(document, options, finisher) if ids is None else finisher.finish(ids)
             for document, ids in zip(documents, self._ids_of(documents), strict=True)
         ]
 
+    def finisher(self, options: EncodeOptions) -> Finisher | None:
+        """What turns ids from any exact engine into the results of a request; None if only the reference can answer it.
+
+        Raises `InvalidOption`.
+        """
+        known, finisher = self._last_finisher
+        if known is not options:
+            special_tokens = self._special_tokens if options.ids_only else None
+            finisher = None if special_tokens is None else Finisher(special_tokens, options)
+            self._last_finisher = options, finisher
+        return finisher
+
     def reference_encode(self, document: str, options: EncodeOptions) -> EncodedDocument:
-        """The judge's answer: nothing but the reference takes part, and nothing is counted."""
+        """The judge's answer: nothing but the reference takes part, and nothing is counted.
+
+        Raises `TextTooLarge` for a document that would take too much memory.
+        """
+        self._check_size(document)
         if len(document) <= LARGE_CHARS:
             return self._judge(document, options)
         with _one_large:
             return self._judge(document, options)
+
+    def _check_size(self, document: str) -> None:
+        limit = self._max_reference_bytes
+        if limit and (len(document) > limit or (4 * len(document) > limit and _n_bytes(document) > limit)):
+            raise TextTooLarge(
+                f"A document of this kind is answered by the reference engine, which takes at most {limit} bytes: "
+                "split it, ask for ids only, or raise --max-reference-bytes."
+            )
 
     def _judge(self, document: str, options: EncodeOptions) -> EncodedDocument:
         try:
@@ -137,7 +170,8 @@ class Tokenizer:
     def _ids_of(self, documents: list[str]) -> list[bytes | None]:
         """`_ids` of each document; in one call where none is guarded and none fails."""
         try:
-            if all(document.isascii() or self._guard(document) is None for document in documents):
+            large = self._engine_is_reference and any(len(document) > LARGE_CHARS for document in documents)
+            if not large and all(document.isascii() or self._guard(document) is None for document in documents):
                 many: list[bytes | None] = [*self._engine_encode_many(documents)]
                 self._by_engine.add_many(len(documents))
                 return many
@@ -149,6 +183,8 @@ class Tokenizer:
 
     def _ids(self, document: str) -> bytes | None:
         """The engine's ids without special tokens; None when the reference has to answer."""
+        if self._engine_is_reference and len(document) > LARGE_CHARS:
+            return None
         try:
             if document.isascii() or (kind := self._guard(document)) is None:
                 ids = self._engine_encode(document)
@@ -164,43 +200,57 @@ class Tokenizer:
             self._guarded[kind] += 1
         return None
 
+    def _without_engine(self, document: str, options: EncodeOptions, finisher: Finisher) -> EncodedDocument:
+        """The reference's result; of a long document in pieces, where cuts are known."""
+        if len(document) <= LARGE_CHARS or self._cutter is None:
+            return self._count_reference(document, options)
+        _check_text(document)
+        pieces = self._cutter.pieces(document)
+        if pieces is None:
+            return self._count_reference(document, options)
+        ids = b"".join([self._piece_ids(piece) for piece in pieces])
+        self._by_reference.add()
+        return finisher.finish(ids)
+
+    def _piece_ids(self, piece: str) -> bytes:
+        """The engine's ids, where it may answer; nothing is counted."""
+        if not self._engine_is_reference:
+            try:
+                if piece.isascii() or self._guard(piece) is None:
+                    return self._engine_encode(piece)
+            except BaseException as error:
+                if not is_fault(error):
+                    raise
+        return self._reference.encode(piece)
+
     def _count_reference(self, document: str, options: EncodeOptions) -> EncodedDocument:
         result = self.reference_encode(document, options)
         self._by_reference.add()
         return result
 
 
-_NONE = SpecialTokens()
 _one_large = threading.Lock()
 """One for all tokenizers, since they share the memory."""
 
 
-def load_tokenizer(data: bytes, *, engine: str = "auto", cache_dir: Path | None) -> Tokenizer:
+def load_tokenizer(
+    data: bytes, *, engine: str = "auto", cache_dir: Path | None, max_reference_bytes: int = 0
+) -> Tokenizer:
     """Load the bytes of a tokenizer.json and prove the engine that is to serve it.
 
     `engine` is auto, fastokens, gigatoken or reference; one that fails to load or to be proven is replaced, and
-    `engine_reason` says so. `cache_dir` keeps proofs; None proves at each load. Raises `TokenizerFileError` with the
-    reason.
+    `engine_reason` says so. `cache_dir` keeps proofs; None proves at each load. `max_reference_bytes`: see `Tokenizer`.
+    Raises `TokenizerFileError` with the reason.
     """
     spec = read_spec(data)
     text = data.decode()
     reference = ReferenceEngine(text)
     choice = choose_engine(engine, text, spec, reference, ProofCache(cache_dir))
-    return Tokenizer(spec, reference, choice.engine, choice.reason)
+    return Tokenizer(spec, reference, choice.engine, choice.reason, max_reference_bytes)
 
 
-def _finish(ids: bytes, special_tokens: SpecialTokens, room: int | None, options: EncodeOptions) -> EncodedDocument:
-    """Cut to `room` ids, add special tokens, drop the ids of a mere count."""
-    n_tokens = len(ids) >> 2
-    truncated = room is not None and n_tokens > room
-    if truncated:
-        assert room is not None
-        ids = ids[: room << 2] if options.truncation_side == "right" else ids[(n_tokens - room) << 2 :]
-        n_tokens = room
-    n_tokens += special_tokens.n_tokens
-    if options.count_only:
-        return EncodedDocument(b"", n_tokens, truncated)
-    return EncodedDocument(special_tokens.before + ids + special_tokens.after, n_tokens, truncated)
+def _n_bytes(document: str) -> int:
+    return len(document.encode(errors="surrogatepass"))
 
 
 def _check_text(document: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dispatcher import errors as dispatch
+from dispatcher.gpu.link import EngineLost
 from gpu_core import errors as core
 
 
@@ -59,10 +60,13 @@ TABLE: dict[type[core.SidetokError], Status] = {
     dispatch.InvalidText: Status(400, "BadRequestError", "bad_request"),
     dispatch.InvalidOption: Status(400, "BadRequestError", "bad_request"),
     dispatch.InvalidIds: Status(400, "BadRequestError", "bad_request"),
+    dispatch.TextTooLarge: Status(413, "BadRequestError", "bad_request"),
+    dispatch.NoGpuRoute: Status(503, "ServiceUnavailableError", "unavailable"),
     dispatch.TooBusy: Status(429, "RateLimitError", "shed"),
     dispatch.DeadlineExceeded: Status(504, "TimeoutError", "deadline"),
     dispatch.Cancelled: Status(499, "ClientClosedRequest", "cancelled"),
     dispatch.EngineFault: Status(500, "InternalServerError", "error"),
+    EngineLost: Status(500, "InternalServerError", "error"),
     core.TokenizerFileError: Status(400, "BadRequestError", "bad_request"),
     core.UnsupportedTokenizer: Status(501, "NotImplementedError", "bad_request"),
     core.NoFreeContext: Status(503, "ServiceUnavailableError", "unavailable"),

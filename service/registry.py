@@ -75,6 +75,7 @@ class Registry:
     def __init__(self, service: ServiceOptions, dispatcher: DispatcherOptions) -> None:
         """Register models, loading nothing. Raises `ValueError` that names the flag with the wrong value."""
         self._engine = dispatcher.cpu_engine
+        self._max_reference_bytes = dispatcher.max_reference_bytes
         self._cache_dir = Path(dispatcher.cache_dir) if dispatcher.cache_dir else None
         self._models = _parse_models(service.model)
         self._names = _parse_aliases(service.alias, self._models)
@@ -158,7 +159,12 @@ class Registry:
     def _fill(self, model: Model, files: ModelFiles) -> None:
         model.max_model_len = files.max_model_len
         model.tokenizer_max_len = files.tokenizer_max_len
-        model.tokenizer = load_tokenizer(files.tokenizer_json, engine=self._engine, cache_dir=self._cache_dir)
+        model.tokenizer = load_tokenizer(
+            files.tokenizer_json,
+            engine=self._engine,
+            cache_dir=self._cache_dir,
+            max_reference_bytes=self._max_reference_bytes,
+        )
         if files.chat_templates:
             try:
                 model.chat_template = ChatTemplate(files.chat_templates, files.special_tokens)

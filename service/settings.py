@@ -38,6 +38,7 @@ class Setting:
     default: Any
     doc: str
     choices: tuple[str, ...] | None
+    at_least: float
     at_most: float | None
 
     @property
@@ -95,8 +96,8 @@ class Setting:
         return int(seconds) if self.type is int else seconds
 
     def _in_range(self, value: float, text: str) -> float:
-        if value < 0:
-            raise ValueError(f"{text!r} is below 0")
+        if value < self.at_least:
+            raise ValueError(f"{text!r} is below {self.at_least:g}")
         if self.at_most is not None and value > self.at_most:
             raise ValueError(f"{text!r} is above {self.at_most:g}")
         return value
@@ -105,10 +106,8 @@ class Setting:
 def settings_of(options: type) -> list[Setting]:
     """The settings of one option dataclass, in the order of its fields."""
     types = get_type_hints(options)
-    return [
-        Setting(f.name, types[f.name], f.default, f.metadata["doc"], f.metadata["choices"], f.metadata["at_most"])
-        for f in fields(options)
-    ]
+    names = ("doc", "choices", "at_least", "at_most")
+    return [Setting(f.name, types[f.name], f.default, *(f.metadata[name] for name in names)) for f in fields(options)]
 
 
 class Parser(argparse.ArgumentParser):
