@@ -3,7 +3,7 @@
     capture   [fetch] ─► encode        once for each transfer
     replay    header into pinned memory, launch; the last block writes the epoch to a completion word in pinned memory
 
-A context belongs to the thread that uses it; nothing here is safe for two threads at a time.
+A context belongs to the thread that uses it, and has a stream of its own: replays of two contexts overlap.
 """
 
 from __future__ import annotations
@@ -35,12 +35,56 @@ FETCH_THREADS = 512
 FETCH_BYTES_PER_BLOCK = 16 << 10
 """A class gets a block of `fetch` for so many bytes of text, up to `MAX_FETCH_BLOCKS`."""
 MAX_FETCH_BLOCKS = 132
+FIRST_BYTES = 256 << 10
+"""Blocks of contexts up to this size are scheduled before those of larger ones that wait for a multiprocessor."""
 _INPUTS = ("header", "document_starts", "text")
 _RESULTS = ("ids", "token_starts", "document_tokens")
 _NOT_READY, _OUT_OF_MEMORY = 600, 2
+_REGISTER_MAPPED = 2
 
 Launch = tuple[int, int, int, Any, Any]
 """Kernel address, blocks, threads, array of parameter addresses, and what these point to."""
+
+
+class CudaGpu:
+    """One GPU of this process, whatever the tokenizers: see `Gpu`."""
+
+    def __init__(self, number: int) -> None:
+        """Raises `DeviceUnavailable` with the reason."""
+        if cupy is None:
+            raise DeviceUnavailable("CuPy is not installed: the extras cuda12 and cuda13 bring it")
+        self._number = number
+        try:
+            self.attach()
+            properties = runtime.getDeviceProperties(number)
+            self.n_gpus: int = runtime.getDeviceCount()
+        except runtime.CUDARuntimeError as error:
+            raise DeviceUnavailable(f"GPU {number} cannot be used: {error}") from None
+        self.name: str = properties["name"].decode()
+
+    def attach(self) -> None:
+        """See `Gpu.attach`."""
+        runtime.setDevice(self._number)
+
+    def memory_bytes(self) -> tuple[int, int]:
+        """See `Gpu.memory_bytes`."""
+        free, total = runtime.memGetInfo()
+        return int(free), int(total)
+
+    def register(self, memory: memoryview) -> None:
+        """See `Gpu.register`."""
+        try:
+            runtime.hostRegister(_address_of(memory), len(memory), _REGISTER_MAPPED)
+        except runtime.CUDARuntimeError as error:
+            raise OutOfDeviceMemory(f"memory cannot be pinned: {error}") from None
+
+    def unregister(self, memory: memoryview) -> None:
+        """See `Gpu.unregister`."""
+        runtime.hostUnregister(_address_of(memory))
+
+    def device(self, key: str, tables: Tables, options: GpuOptions) -> CudaDevice:
+        """See `Gpu.device`."""
+        return CudaDevice(tables, options)
 
 
 class CudaDevice:
@@ -48,16 +92,8 @@ class CudaDevice:
 
     def __init__(self, tables: Tables, options: GpuOptions) -> None:
         """Raises `DeviceUnavailable` with the reason."""
-        if cupy is None:
-            raise DeviceUnavailable("CuPy is not installed: the extras cuda12 and cuda13 bring it")
-        try:
-            runtime.setDevice(options.device)
-            properties = runtime.getDeviceProperties(options.device)
-        except runtime.CUDARuntimeError as error:
-            raise DeviceUnavailable(f"GPU {options.device} cannot be used: {error}") from None
-        self.name: str = properties["name"].decode()
+        self.name = CudaGpu(options.device).name
         self.options = options
-        self.stream = cupy.cuda.Stream(non_blocking=True)
         self.tables = self._upload(tables)
         self.kernels, self._modules = _compile(tables.defines)
 
@@ -67,10 +103,10 @@ class CudaDevice:
         names = {"device": self.name, "cupy": str(cupy.__version__)}
         return names | {"driver": str(runtime.driverGetVersion()), "cuda": str(runtime.runtimeGetVersion())}
 
-    def context(self, size: SizeClass) -> ExecutionContext:
+    def context(self, size: SizeClass, pinned: memoryview | None = None) -> ExecutionContext:
         """See `Device.context`."""
         try:
-            return CudaContext(self, size)
+            return CudaContext(self, size, pinned)
         except (cupy.cuda.memory.OutOfMemoryError, runtime.CUDARuntimeError) as error:
             if getattr(error, "status", _OUT_OF_MEMORY) == _OUT_OF_MEMORY:
                 raise OutOfDeviceMemory from None
@@ -89,15 +125,18 @@ class CudaDevice:
 class CudaContext:
     """See `ExecutionContext`."""
 
-    def __init__(self, device: CudaDevice, size: SizeClass) -> None:
+    def __init__(self, device: CudaDevice, size: SizeClass, pinned: memoryview | None) -> None:
         self.size = size
-        self._device, self._stream = device, device.stream.ptr
+        self.stream = cupy.cuda.Stream(non_blocking=True, priority=-1 if size.capacity <= FIRST_BYTES else 0)
+        self._device, self._stream = device, self.stream.ptr
         self._arena = arena = arrange(size.capacity, size.max_documents, device.options.token_starts)
-        self._pinned_memory = cupy.cuda.PinnedMemory(arena.pinned.n_bytes)
         self._device_memory = cupy.cuda.Memory(arena.device.n_bytes)
-        self._base = {"pinned": int(self._pinned_memory.ptr), "device": int(self._device_memory.ptr)}
-        runtime.memset(self._base["device"], 0, arena.device.n_bytes)
-        ctypes.memset(self._base["pinned"], 0, arena.pinned.n_bytes)
+        own = cupy.cuda.PinnedMemory(arena.pinned.n_bytes) if pinned is None else None
+        self._pinned_memory = pinned if own is None else own
+        self._host = _address_of(pinned) if own is None else int(own.ptr)
+        self._base = {"pinned": _device_address(self._host), "device": int(self._device_memory.ptr)}
+        runtime.memsetAsync(self._base["device"], 0, arena.device.n_bytes, self._stream)
+        ctypes.memset(self._host, 0, arena.pinned.n_bytes)
         self.text = self._pinned_bytes("text", size.capacity).data
         self.document_starts = self._pinned_words("document_starts")
         self.ids = self._pinned_words("ids")
@@ -111,14 +150,14 @@ class CudaContext:
         self._event = None
         if device.options.wait == "block":
             self._event = cupy.cuda.Event(block=True, disable_timing=True)
-        runtime.deviceSynchronize()
+        self.stream.synchronize()
         self._launches = {transfer: self._nodes(transfer) for transfer in TRANSFERS}
         self._graphs = {} if device.options.eager else {transfer: self._capture(transfer) for transfer in TRANSFERS}
         self._executables = {transfer: graph.graphExec for transfer, graph in self._graphs.items()}
         for transfer in TRANSFERS:
             # Once on an empty batch, so that nothing is left to load.
             self.launch_as(transfer, 0, 0, 0)
-            device.stream.synchronize()
+            self.stream.synchronize()
             self.alive()
 
     def launch(self, n_bytes: int, n_documents: int, flags: int, resident: bool) -> None:
@@ -135,7 +174,7 @@ class CudaContext:
             else:
                 self._run(self._launches[transfer])
             if self._event is not None:
-                self._event.record(self._device.stream)
+                self._event.record(self.stream)
         except (runtime.CUDARuntimeError, driver.CUDADriverError) as error:
             raise DeviceFault(str(error)) from None
 
@@ -147,9 +186,9 @@ class CudaContext:
         fetch, encode = self._launches[FAR_RESIDENT]
         # Several times, so that the device is busy until all that is timed has been launched.
         self._run([fetch] * 16)
-        begin.record(self._device.stream)
+        begin.record(self.stream)
         self._run([encode])
-        end.record(self._device.stream)
+        end.record(self.stream)
         end.synchronize()
         return float(cupy.cuda.get_elapsed_time(begin, end)) * 1000
 
@@ -176,7 +215,7 @@ class CudaContext:
     def block(self) -> None:
         """See `ExecutionContext.block`."""
         try:
-            (self._event or self._device.stream).synchronize()
+            (self._event or self.stream).synchronize()
         except runtime.CUDARuntimeError as error:
             raise DeviceFault(str(error)) from None
 
@@ -192,7 +231,7 @@ class CudaContext:
         """See `ExecutionContext.reasons`."""
         words = np.empty(n_documents, dtype=np.uint32)
         # The completion word is visible before the kernel has ended, and a copy on another stream does not wait for it.
-        self._device.stream.synchronize()
+        self.stream.synchronize()
         source = self._address("device", "document_flags")
         runtime.memcpy(words.ctypes.data, source, words.nbytes, runtime.memcpyDeviceToHost)
         return reasons_of(words, self._epoch, EPOCH_SHIFT)
@@ -204,11 +243,11 @@ class CudaContext:
 
     def _capture(self, transfer: Transfer) -> Any:
         """The graph of one transfer."""
-        with self._device.stream as stream:
+        with self.stream as stream:
             stream.begin_capture()
             self._run(self._launches[transfer])
             graph = stream.end_capture()
-        graph.upload(self._device.stream)
+        graph.upload(self.stream)
         return graph
 
     def _nodes(self, transfer: Transfer) -> list[Launch]:
@@ -246,13 +285,23 @@ class CudaContext:
 
     def _pinned_bytes(self, name: str, n_bytes: int) -> NDArray[np.uint8]:
         array_type = ctypes.c_uint8 * n_bytes
-        array = array_type.from_address(self._address("pinned", name))
+        array = array_type.from_address(self._arena.pinned.address(self._host, name))
         array._owner = self._pinned_memory  # type: ignore[attr-defined]
         return np.frombuffer(memoryview(array), dtype=np.uint8)
 
     def _pinned_words(self, name: str) -> NDArray[np.uint32]:
         length = self._arena.lengths[name]
         return self._pinned_bytes(name, 4 * length).view(np.uint32) if length else np.zeros(0, np.uint32)
+
+
+def _address_of(memory: Any) -> int:
+    """Where a writable buffer lies in this process."""
+    return ctypes.addressof(ctypes.c_uint8.from_buffer(memory))
+
+
+def _device_address(host: int) -> int:
+    """Of pinned memory: the same nearly everywhere, but that is the driver's to say."""
+    return int(runtime.pointerGetAttributes(host).devicePointer)
 
 
 def _launch_of(kernel: int, blocks: int, threads: int, *structs: NDArray[Any]) -> Launch:

@@ -10,7 +10,6 @@ One thread at a time uses an encoder. Results are read when and where the caller
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -20,10 +19,11 @@ from pathlib import Path
 
 import numpy as np
 
+from gpu_core.contexts import set_up
 from gpu_core.encoding import Encoding, Lease, PartResult, ResidentEncoding, Times
-from gpu_core.errors import DeviceUnavailable, NoFreeContext
-from gpu_core.execution import Device, ExecutionContext, OutOfDeviceMemory
-from gpu_core.ladder import Ladder, Part, Plan, SizeClass, size_classes, within_budget
+from gpu_core.errors import NoFreeContext
+from gpu_core.execution import Device, ExecutionContext
+from gpu_core.ladder import Ladder, Part, Plan
 from gpu_core.layout import FLAG_IDS, FLAG_TOKEN_STARTS, REASON_NOT_NORMAL, REASONS
 from gpu_core.literals import device_literals
 from gpu_core.normal_form import Normalize, Rewriter
@@ -32,8 +32,6 @@ from gpu_core.safe_cut import SafeCuts
 from gpu_core.spec import TokenizerSpec, read_spec
 from gpu_core.tables import load_tables
 from gpu_core.waiting import AdaptiveWait, SpinWait, Waited, sharpen_sleep
-
-log = logging.getLogger("sidetok.gpu")
 
 NO_CUT = "a document longer than the largest size class without a place to cut it"
 JOINED_BYTES = 2048
@@ -83,7 +81,7 @@ class Encoder:
         self._adaptive, self._spin = AdaptiveWait(), SpinWait()
         if options.wait == "adaptive":
             sharpen_sleep()
-        contexts = _set_up(device, options)
+        contexts = set_up(options, lambda size, _number: device.context(size))
         self.ladder = Ladder(tuple(contexts))
         self._free = [contexts[size] for size in self.ladder.classes]
 
@@ -277,41 +275,6 @@ class _Parts:
         self._results.append(_result(replay))
         if not replay.flags:
             self._results[-1].detach()
-
-
-def _set_up(device: Device, options: GpuOptions) -> dict[SizeClass, list[ExecutionContext]]:
-    """Contexts of every class, the largest captured first; without memory for all, the largest are left out."""
-    wanted = size_classes(options)
-    allowed = within_budget(wanted, options)
-    while allowed:
-        contexts: dict[SizeClass, list[ExecutionContext]] = {}
-        if all(_add_context(device, size, contexts) for size in reversed(allowed)):
-            for size in allowed:
-                while len(contexts[size]) < options.contexts_per_class and _add_context(device, size, contexts):
-                    pass
-            _warn_of_less(options, wanted, contexts)
-            return contexts
-        contexts.clear()
-        allowed = allowed[:-1]
-    raise DeviceUnavailable("no memory on the device for even the smallest size class")
-
-
-def _add_context(device: Device, size: SizeClass, contexts: dict[SizeClass, list[ExecutionContext]]) -> bool:
-    try:
-        contexts.setdefault(size, []).append(device.context(size))
-    except OutOfDeviceMemory:
-        return False
-    return True
-
-
-def _warn_of_less(
-    options: GpuOptions, wanted: Sequence[SizeClass], contexts: dict[SizeClass, list[ExecutionContext]]
-) -> None:
-    if len(contexts) < len(wanted):
-        log.warning("device memory for %d of %d size classes", len(contexts), len(wanted))
-    for size, made in contexts.items():
-        if len(made) < options.contexts_per_class:
-            log.warning("device memory for only %d contexts of %d bytes", len(made), size.capacity)
 
 
 def _fill(context: ExecutionContext, documents: Sequence[bytes | memoryview], lengths: list[int], times: Times) -> None:

@@ -1,4 +1,4 @@
-"""What the encoder needs of a device: execution contexts. Those of a GPU are in `device.py`."""
+"""What encoders and engines need of a GPU: devices and their execution contexts. The real ones are in `device.py`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_core.ladder import SizeClass
+from gpu_core.options import GpuOptions
+from gpu_core.tables import Tables
 
 
 class OutOfDeviceMemory(Exception):
@@ -62,8 +64,34 @@ class Device(Protocol):
 
     name: str
 
-    def context(self, size: SizeClass) -> ExecutionContext:
-        """A new execution context, captured and replayed once. Raises `OutOfDeviceMemory`."""
+    def context(self, size: SizeClass, pinned: memoryview | None = None) -> ExecutionContext:
+        """A new execution context, captured and replayed once. Raises `OutOfDeviceMemory`.
+
+        `pinned` is its block of pinned memory (`arena.arrange`), part of what was registered; None = it takes its own.
+        """
+
+
+class Gpu(Protocol):
+    """One GPU of this process, shared by the devices of several tokenizers."""
+
+    name: str
+    n_gpus: int
+    """How many GPUs the process sees."""
+
+    def attach(self) -> None:
+        """Let the calling thread use it. The thread that makes the object is attached already."""
+
+    def memory_bytes(self) -> tuple[int, int]:
+        """Device memory that is free, and all of it."""
+
+    def register(self, memory: memoryview) -> None:
+        """Make writable, page-aligned memory of the caller pinned. Raises `OutOfDeviceMemory`."""
+
+    def unregister(self, memory: memoryview) -> None:
+        """Undo `register`, once no context uses the memory any more and before it is unmapped."""
+
+    def device(self, key: str, tables: Tables, options: GpuOptions) -> Device:
+        """The tables and kernels of one tokenizer, `key` being the digest of its file. Raises `DeviceUnavailable`."""
 
 
 def reasons_of(words: NDArray[np.uint32], epoch: int, shift: int) -> NDArray[np.uint32]:

@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpu_core.arena import arrange
 from gpu_core.errors import DeviceFault
 from gpu_core.execution import ExecutionContext, OutOfDeviceMemory
 from gpu_core.ladder import SizeClass
-from gpu_core.layout import FLAG_IDS, FLAG_TOKEN_STARTS, workspace
+from gpu_core.layout import FLAG_IDS, FLAG_TOKEN_STARTS
 
 EncodeOne = Callable[[bytes], Sequence[tuple[int, int]] | int]
 """A document -> its (id, byte position) pairs, or the reason (a key of `layout.REASONS`) why it needs the CPU."""
+
+POISON = 0xDEADBEEF
 
 
 class HostDevice:
@@ -40,12 +43,12 @@ class HostDevice:
         self._memory_bytes, self._token_starts = memory_bytes, token_starts
         self._contexts: weakref.WeakSet[HostContext] = weakref.WeakSet()
 
-    def context(self, size: SizeClass) -> ExecutionContext:
+    def context(self, size: SizeClass, pinned: memoryview | None = None) -> ExecutionContext:
         """See `Device.context`."""
         taken = sum(context.size.device_bytes(self._token_starts) for context in self._contexts)
         if taken + size.device_bytes(self._token_starts) > self._memory_bytes:
             raise OutOfDeviceMemory
-        context = HostContext(self, size, self._token_starts)
+        context = HostContext(self, size, self._token_starts, pinned)
         self._contexts.add(context)
         return context
 
@@ -53,15 +56,23 @@ class HostDevice:
 class HostContext:
     """See `ExecutionContext`. What a replay does not write holds a pattern that is no id."""
 
-    def __init__(self, device: HostDevice, size: SizeClass, token_starts: bool) -> None:
+    def __init__(self, device: HostDevice, size: SizeClass, token_starts: bool, pinned: memoryview | None) -> None:
         self.size = size
         self._device = device
-        lengths = {buffer.name: buffer.length for buffer in workspace(size.capacity, size.max_documents, token_starts)}
-        self.text = memoryview(bytearray(size.capacity))
-        self.document_starts = np.zeros(lengths["document_starts"], dtype=np.uint32)
-        self._host = {name: _poisoned(lengths[name]) for name in ("ids", "token_starts", "document_tokens")}
-        self.ids, self.token_starts, self.document_tokens = self._host.values()
-        self._resident = {name: _poisoned(lengths[name]) for name in self._host}
+        arena = arrange(size.capacity, size.max_documents, token_starts)
+        block = memoryview(bytearray(arena.pinned.n_bytes)) if pinned is None else pinned
+        words = {
+            name: np.frombuffer(block, np.uint32, arena.lengths[name], arena.pinned.offsets.get(name, 0))
+            for name in ("document_starts", "ids", "token_starts", "document_tokens")
+        }
+        first = arena.pinned.offsets["text"]
+        self.text = block[first : first + size.capacity]
+        self.document_starts = words.pop("document_starts")
+        self._host = words
+        self.ids, self.token_starts, self.document_tokens = words.values()
+        for array in words.values():
+            array[:] = POISON
+        self._resident = {name: np.full(array.shape, POISON, np.uint32) for name, array in words.items()}
         self._reasons: list[int] = []
         self._polls_left = self._n_tokens = 0
 
@@ -125,7 +136,3 @@ class HostContext:
                 results["token_starts"][position : position + len(pairs)] = pairs[:, 1] + start
             position += len(pairs)
         results["document_tokens"][len(starts) - 1] = self._n_tokens = position
-
-
-def _poisoned(length: int) -> NDArray[np.uint32]:
-    return np.full(length, 0xDEADBEEF, dtype=np.uint32)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import mmap
 import sys
+from itertools import accumulate
 
+import numpy as np
+
+from gpu_core.arena import arrange
+from gpu_core.device import CudaGpu
+from gpu_core.layout import FLAG_IDS
 from gpu_core.options import GpuOptions
 from tests.data import EMBEDDED, tokenizer_json
 from tests.gpu_core.device_checks import Checker
 from tests.gpu_core.device_data import Reference, window
 
+PAGE = mmap.PAGESIZE
 TEXT = ("It's 12345 o'clock, d\u00e9j\u00e0 vu; \u4f60\u597d\u4e16\u754c\u3002\n\n  x = foo(bar)  \t" * 40).encode()
 BATCHES = [
     [b""],
@@ -22,6 +30,33 @@ BATCHES = [
 ]
 
 
+def check_given_memory(checker: Checker, options: GpuOptions) -> list[str]:
+    """What is wrong with two contexts over memory of the caller, both launched before one is read."""
+    size = checker.encoder.ladder.classes[0]
+    n_bytes = -(-arrange(size.capacity, size.max_documents, options.token_starts).pinned.n_bytes // PAGE) * PAGE
+    memory = memoryview(mmap.mmap(-1, 2 * n_bytes))
+    gpu = CudaGpu(options.device)
+    gpu.register(memory)
+    blocks = memory[:n_bytes], memory[n_bytes:]
+    contexts = [checker.encoder.device.context(size, block) for block in blocks]
+    batches = BATCHES[1], [window(TEXT, 0, 2000), window(TEXT, 100, 300)]
+    for context, batch in zip(contexts, batches, strict=True):
+        context.text[: sum(map(len, batch))] = b"".join(batch)
+        context.document_starts[: len(batch) + 1] = [0, *accumulate(map(len, batch))]
+        context.launch(sum(map(len, batch)), len(batch), FLAG_IDS, False)
+    wrong = []
+    for context, block, batch in zip(contexts, blocks, batches, strict=True):
+        expected = checker.encoder.encode(batch)
+        ids = context.ids[: context.n_tokens()]
+        if not context.poll(1) or ids.tobytes() != b"".join(expected.ids(i).tobytes() for i in range(len(batch))):
+            wrong.append(f"{len(batch)} documents in given memory")
+        if not np.shares_memory(ids, np.frombuffer(block, np.uint8)):
+            wrong.append("ids do not lie in the given memory")
+    del context, contexts
+    gpu.unregister(memory)
+    return wrong
+
+
 def main() -> int:
     """Prints what was checked; status 1 when something was wrong."""
     data = tokenizer_json(EMBEDDED)
@@ -30,14 +65,15 @@ def main() -> int:
     wrong: list[str] = []
     for options in ({}, {"eager": True}, {"wait": "block"}, {"wait": "spin"}):
         sizes = (4096, 65536)
-        checker = Checker("embedded", data, GpuOptions(size_classes_bytes=sizes, token_starts=True, **options))
+        gpu_options = GpuOptions(size_classes_bytes=sizes, token_starts=True, **options)
+        checker = Checker("embedded", data, gpu_options)
         for batch, ids in zip(BATCHES, expected, strict=True):
             checker.check("texts", batch, ids)
         for batch in BATCHES[:5] if not options else BATCHES[2:4]:
             checker.check_other_ways(batch)
             checker.check_transfers(batch)
         found[str(options)] = [dict(checker.n_checked), dict(checker.needs_cpu), checker.description["device"]]
-        wrong += checker.wrong
+        wrong += checker.wrong + check_given_memory(checker, gpu_options)
     print(json.dumps({"found": found, "wrong": wrong}))
     return 1 if wrong else 0
 

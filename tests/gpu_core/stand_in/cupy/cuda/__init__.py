@@ -50,8 +50,8 @@ class Stream:
 
     ptr = 0
 
-    def __init__(self, non_blocking: bool = False) -> None:
-        self.non_blocking = non_blocking
+    def __init__(self, non_blocking: bool = False, priority: int = 0) -> None:
+        self.non_blocking, self.priority = non_blocking, priority
 
     def __enter__(self) -> Stream:
         return self

@@ -37,13 +37,45 @@ def memcpy(target: int, source: int, size: int, kind: int) -> None:
     ctypes.memmove(target, source, size)
 
 
-def memset(target: int, value: int, size: int) -> None:
+def memsetAsync(target: int, value: int, size: int, stream: int) -> None:
     """Fill at once."""
     ctypes.memset(target, value, size)
 
 
-def deviceSynchronize() -> None:
-    """Nothing to do."""
+class PointerAttributes:
+    """Where memory lies for the device."""
+
+    def __init__(self, pointer: int) -> None:
+        self.devicePointer = pointer
+
+
+def pointerGetAttributes(pointer: int) -> PointerAttributes:
+    """Where it lies for the host."""
+    return PointerAttributes(pointer)
+
+
+registered: dict[int, int] = {}
+"""Bytes of the memory that is registered, by its address."""
+
+
+def hostRegister(pointer: int, size: int, flags: int) -> None:
+    """Remember it."""
+    registered[pointer] = size
+
+
+def hostUnregister(pointer: int) -> None:
+    """Forget it."""
+    del registered[pointer]
+
+
+def memGetInfo() -> tuple[int, int]:
+    """Free and all."""
+    return 1 << 30, 1 << 30
+
+
+def getDeviceCount() -> int:
+    """One."""
+    return 1
 
 
 def streamQuery(stream: int) -> int:
