@@ -21,8 +21,8 @@ from gpu_core.errors import UnsupportedTokenizer
 from gpu_core.layout import MAX_PRETOKEN
 from gpu_core.literals import bigram_bits
 from gpu_core.run_literals import RunLiteral, overlap_free, split_literals
+from gpu_core.slots import ID_BITS, SHORT_KEY, StringPool, merge_table, short_table, string_table
 from gpu_core.spec import TokenizerSpec
-from gpu_core.tables import ID_BITS, SHORT_KEY, StringPool, merge_table, short_table, string_table
 
 NO_SYMBOL = 0xFFFFFFFF
 """In `character_blocks`: the character is no entry, its bytes are looked up in `byte_ids`."""

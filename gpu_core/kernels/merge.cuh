@@ -39,6 +39,19 @@ __device__ __forceinline__ u32 byte_id(const Shared& sh, const Tables& t, u32 po
     return __ldg(&t.byte_ids[byte_at(sh, position)]);
 }
 
+constexpr u32 NO_SYMBOL = 0xffffffffu;
+
+// The symbol with which merging begins at a byte. If symbols are characters: that of the character that begins here, or that of the
+// byte when the character is no entry; NO_SYMBOL at the other bytes.
+__device__ __forceinline__ u32 first_symbol(const Shared& sh, const Tables& t, u32 position) {
+    if constexpr (!HAS_CHARACTERS) return byte_id(sh, t, position);
+    u32 back = (byte_at(sh, position) & 0xc0) == 0x80 ? bytes_to_lead(sh, position) : 0;
+    u32 code = decode_at(sh, position - back), symbol = NO_SYMBOL;
+    if (code != INVALID) symbol = __ldg(&t.character_blocks[__ldg(&t.character_pages[code >> 8]) * 256 + (code & 255)]);
+    if (symbol == NO_SYMBOL) return byte_id(sh, t, position);
+    return back ? NO_SYMBOL : symbol;
+}
+
 // Positions of the symbols of a pre-token, as bits of a word or of a double word.
 __device__ __forceinline__ u32 first_of(u32 mask) { return __ffs(mask) - 1; }
 __device__ __forceinline__ u32 first_of(u64 mask) { return __ffsll(mask) - 1; }
@@ -168,7 +181,12 @@ __device__ __forceinline__ void merge_groups(Shared& sh, const Tables& t, u32 po
     g.i = lane_id() % G;
     g.base = lane_id() - g.i;
     g.alive = length ? ~static_cast<Mask>(0) >> (sizeof(Mask) * 8 - length) : 0;
-    for (u32 h = 0; h < N; ++h) g.symbol[h] = g.alive & g.bit(h) ? byte_id(sh, t, position + h * G + g.i) : 0;
+    for (u32 h = 0; h < N; ++h) g.symbol[h] = g.alive & g.bit(h) ? first_symbol(sh, t, position + h * G + g.i) : 0;
+    if constexpr (HAS_CHARACTERS) {
+        bool begins[N], any;
+        for (u32 h = 0; h < N; ++h) begins[h] = (g.alive & g.bit(h)) && g.symbol[h] != NO_SYMBOL;
+        g.alive = g.gather(begins, any);
+    }
     g.find_orders(t, g.alive);
     while (true) {
         u32 lowest = g.lowest();
@@ -312,12 +330,15 @@ __device__ __forceinline__ void merge_all_places(Shared& sh, const Tables& t, co
 __device__ __forceinline__ void merge_long(Shared& sh, const Tables& t, u32 begin, u32 length) {
     const Stretch s{begin, begin + length};
     for (u32 at = begin + lane_id(); at < s.end; at += 32) {
-        sh.symbol[at] = byte_id(sh, t, at);
-        atomicOr(&sh.token[at >> 5], 1u << (at & 31u));
+        u32 symbol = first_symbol(sh, t, at);
+        sh.symbol[at] = symbol;
+        if (!HAS_CHARACTERS || symbol != NO_SYMBOL) atomicOr(&sh.token[at >> 5], 1u << (at & 31u));
     }
     __syncwarp();
     for (u32 at = begin + lane_id(); at < s.end; at += 32) {
-        sh.order[at] = at + 1 < s.end ? pair_order(t, sh.symbol[at], sh.symbol[at + 1]) : NO_RULE;
+        u32 next = HAS_CHARACTERS ? next_alive(sh, at, s.end) : at + 1;
+        bool pairs = next < s.end && (!HAS_CHARACTERS || bit_at(sh.token, at));
+        sh.order[at] = pairs ? pair_order(t, sh.symbol[at], sh.symbol[next]) : NO_RULE;
     }
     __syncwarp();
     u32 own = s.lowest(sh);

@@ -83,8 +83,16 @@ struct Tables {
     const uint4* literal_slots;  // like long_slots; bit 31 of the id: needs the CPU
     const u32* literal_bigrams;  // bit first << 8 | second: a literal begins so
     const u32* pool;
+    // BPE over characters only, see bridge.cuh; null for the other families.
+    const u32* ascii_pairs;       // bit y of the four words of x: no cut between these neighbours
+    const u32* pair_bits;         // the same for pairs beyond ASCII, hashed
+    const u16* character_pages;   // first symbol of c: character_blocks[character_pages[c >> 8] * 256 + (c & 255)]
+    const u32* character_blocks;  // or NO_SYMBOL
+    const uint4* runs;            // (code point, shortest, longest, first place in run_ids)
+    const u32* run_ids;
     WideHash short_hash;
     PairHash merge_hash, long_hash, literal_hash;
+    u32 pair_a, pair_b;
     u32 max_literal;
-    u32 reserved;
+    u32 n_runs;
 };

@@ -11,7 +11,7 @@
 // Class codes in the order of gpu_core/classes.py.
 enum ClassCode : u32 { NONE, LETTER, NUMBER, NEWLINE, PLAIN_SPACE, BLANK, OTHER, PUNCTUATION, CJK };
 
-constexpr u32 CL100K = 1, QWEN2 = 2, GPT2 = 3, DEEPSEEK = 4;
+constexpr u32 CL100K = 1, QWEN2 = 2, GPT2 = 3, DEEPSEEK = 4, BRIDGE = 5;
 #ifndef SIDETOK_FAMILY
 #define SIDETOK_FAMILY 1
 #endif
@@ -23,6 +23,7 @@ constexpr u32 CL100K = 1, QWEN2 = 2, GPT2 = 3, DEEPSEEK = 4;
 #endif
 constexpr u32 FAMILY = SIDETOK_FAMILY;
 constexpr bool FOLDS_CASE = FAMILY == CL100K || FAMILY == QWEN2;
+constexpr bool HAS_CHARACTERS = FAMILY == BRIDGE;  // symbols are characters, not bytes
 constexpr bool HAS_CONTRACTIONS = FAMILY != DEEPSEEK;
 constexpr u32 N_CODE_PLANES = FAMILY == DEEPSEEK ? 4 : 3;
 

@@ -97,6 +97,12 @@ unsigned sidetok_layout(unsigned* output) {
         offsetof(Tables, literal_slots),
         offsetof(Tables, literal_bigrams),
         offsetof(Tables, pool),
+        offsetof(Tables, ascii_pairs),
+        offsetof(Tables, pair_bits),
+        offsetof(Tables, character_pages),
+        offsetof(Tables, character_blocks),
+        offsetof(Tables, runs),
+        offsetof(Tables, run_ids),
         offsetof(Tables, short_hash.a0),
         offsetof(Tables, short_hash.a1),
         offsetof(Tables, short_hash.a2),
@@ -121,8 +127,10 @@ unsigned sidetok_layout(unsigned* output) {
         offsetof(Tables, literal_hash.b0),
         offsetof(Tables, literal_hash.b1),
         offsetof(Tables, literal_hash.shift),
+        offsetof(Tables, pair_a),
+        offsetof(Tables, pair_b),
         offsetof(Tables, max_literal),
-        offsetof(Tables, reserved),
+        offsetof(Tables, n_runs),
     };
     std::memcpy(output, values, sizeof(values));
     return sizeof(values) / sizeof(*values);

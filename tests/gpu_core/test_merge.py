@@ -12,8 +12,9 @@ from tokenizers import Tokenizer
 
 from gpu_core.bpe_file import Rules, byte_alphabet
 from gpu_core.shim import HostPipeline, compiler
+from gpu_core.slots import merged_one_at_a_time
 from gpu_core.spec import read_spec
-from gpu_core.tables import build_tables, merged_one_at_a_time
+from gpu_core.tables import build_tables
 from tests.data import FULL
 
 LETTERS = "abc"

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from gpu_core import cuckoo, tables
+from gpu_core import cuckoo, slots
 from gpu_core.bpe_file import read_bpe_model
 from gpu_core.closed import closed_entries
 from gpu_core.errors import UnsupportedTokenizer
 from gpu_core.layout import TABLES
+from gpu_core.slots import key_words
 from gpu_core.spec import read_spec
-from gpu_core.tables import build_tables, check_support, key_words, load_tables
+from gpu_core.tables import build_tables, check_support, load_tables
 from tests.data import EMBEDDED, tokenizer_json
 
 
@@ -36,15 +37,15 @@ def test_every_entry_is_found_in_one_of_its_slots(family: str) -> None:
     built = build_tables(data, read_spec(data))
     model = read_bpe_model(data)
     entries = model.entries if model.ignore_merges else closed_entries(model)
-    short = [entry for entry in entries if len(entry) <= tables.SHORT_KEY]
+    short = [entry for entry in entries if len(entry) <= slots.SHORT_KEY]
     words = key_words(short)
-    numbers, slots = built.numbers, built.arrays["short_slots"]
+    numbers, table = built.numbers, built.arrays["short_slots"]
     found = np.zeros(len(short), dtype=np.uint32)
     for side in "ab":
         factors = np.array([numbers[f"short_{side}{word}"] for word in range(4)], dtype=np.uint32)
         at = (words * factors).sum(axis=1, dtype=np.uint32) >> np.uint32(numbers["short_shift"])
-        same = (slots[at, :3] == words[:, :3]).all(axis=1) & (slots[at, 3] & 15 == words[:, 3])
-        found[same] = slots[at[same], 3] >> 4
+        same = (table[at, :3] == words[:, :3]).all(axis=1) & (table[at, 3] & 15 == words[:, 3])
+        found[same] = table[at[same], 3] >> 4
     assert found.tolist() == [entries[entry] for entry in short]
     n_rules = len(model.rules.by_pair())
     assert np.count_nonzero(built.arrays["merge_slots"] != np.uint64(0xFFFFFFFFFFFFFFFF)) == n_rules
