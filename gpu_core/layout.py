@@ -34,6 +34,8 @@ FLAG_IDS = 1
 """Header flag: write ids. Without it the replay only counts."""
 FLAG_TOKEN_STARTS = 2
 """Header flag: write the byte position of each token's first byte, in the text of the whole batch."""
+FLAG_NORMAL_FORM = 4
+"""Header flag: the gaps between added tokens are in normal form, so that the quick check is left out."""
 
 HEADER = np.dtype(
     [("epoch", "<u8"), ("n_bytes", "<u4"), ("n_documents", "<u4"), ("flags", "<u4"), ("reserved", "<u4")],

@@ -24,6 +24,7 @@ constexpr u32 MAX_WALK = 1u << 20;
 
 constexpr u32 FLAG_IDS = 1;
 constexpr u32 FLAG_TOKEN_STARTS = 2;
+constexpr u32 FLAG_NORMAL_FORM = 4;
 
 enum Reason : u32 { TOO_LONG = 1, INVALID_UTF8 = 2, NOT_NORMAL = 3, LITERAL = 4, LONG_WALK = 5 };
 constexpr u32 EPOCH_SHIFT = 4;

@@ -104,7 +104,7 @@ __device__ __forceinline__ u32 leaps_left(const Tables& t, const Batch& batch, c
     if (__any_sync(FULL, may_be_literal)) return 0;
     int floor = 0;  // a border, which is left for a window to see
     if (job.n_documents > 1) {
-        floor = batch.document_starts[first_document_from(batch.document_starts, job.n_documents, end) - 1];
+        floor = batch.document_starts[first_from(batch.document_starts, job.n_documents, end) - 1];
     }
     const uint4* items = reinterpret_cast<const uint4*>(batch.text);
     u32 n = 0;

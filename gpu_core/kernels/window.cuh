@@ -7,6 +7,7 @@
 #pragma once
 
 #include "hash.cuh"
+#include "search.cuh"
 
 // Class codes in the order of gpu_core/classes.py.
 enum ClassCode : u32 { NONE, LETTER, NUMBER, NEWLINE, PLAIN_SPACE, BLANK, OTHER, PUNCTUATION, CJK };
@@ -96,21 +97,6 @@ __device__ __forceinline__ bool bit_at(const u32* plane, u32 position) {
     return plane[position >> 5] >> (position & 31u) & 1u;
 }
 
-// First document whose start is at or behind a position; all lanes of a warp together, 32 probes at a time.
-__device__ __forceinline__ u32 first_document_from(const u32* starts, u32 n_documents, u32 position) {
-    u32 low = 0, high = n_documents + 1;  // the answer lies in [low, high]
-    while (low < high) {
-        u32 step = (high - low + 31) / 32;
-        u32 probe = low + lane_id() * step;
-        bool behind = probe >= high || starts[probe] >= position;
-        u32 mask = __ballot_sync(FULL, behind);
-        u32 first = mask ? __ffs(mask) - 1 : 32;
-        high = min(high, low + first * step);
-        low = first == 0 ? high : low + (first - 1) * step + 1;
-    }
-    return low;
-}
-
 // Marks the document that holds a byte of the text; one thread, rare. Takes no struct: that would have to lie in memory.
 __device__ __noinline__ void flag_at(const u32* starts, u32* flags, Control* control, u32 n_documents, u64 epoch,
                                      u32 position, u32 reason) {
@@ -150,7 +136,7 @@ __device__ __forceinline__ void load_window(Shared& sh, const Batch& batch, cons
         if (lane == 0) sh.any_candidate = 0;
         u32 from = window_start > 0 ? window_start : 0;
         u32 first = job.n_documents <= 1 ? (from > 0 ? job.n_documents : 0)
-                                         : first_document_from(batch.document_starts, job.n_documents, from);
+                                         : first_from(batch.document_starts, job.n_documents, from);
         if (lane == 0) sh.first_document = first;
         __syncwarp();
         for (u32 document = first + lane; document <= job.n_documents; document += 32) {
@@ -208,14 +194,16 @@ __device__ __forceinline__ bool may_change(const Shared& sh, const Tables& t, u3
 }
 
 // Class code of a byte that is not ASCII. `fault` gets the reason why its document needs the CPU, if there is one.
-__device__ __forceinline__ u32 wide_class(const Shared& sh, const Tables& t, u32 position, u32 byte, u32& fault) {
+__device__ __forceinline__ u32 wide_class(const Shared& sh, const Tables& t, u32 flags, u32 position, u32 byte,
+                                          u32& fault) {
     u32 back = (byte & 0xc0) == 0x80 ? bytes_to_lead(sh, position) : 0;
     u32 code = back < 4 && back <= position ? decode_at(sh, position - back) : INVALID;
     if (code == INVALID || back >= n_bytes_of(code)) {
         fault = INVALID_UTF8;
         return NONE;
     }
-    if (SIDETOK_NFC && back == 0 && may_change(sh, t, position, code)) fault = NOT_NORMAL;
+    bool doubtful = SIDETOK_NFC && !(flags & FLAG_NORMAL_FORM) && back == 0;
+    if (doubtful && may_change(sh, t, position, code)) fault = NOT_NORMAL;
     return __ldg(&t.class_blocks[__ldg(&t.class_pages[code >> 8]) * 256 + (code & 255)]);
 }
 
@@ -240,7 +228,7 @@ __device__ __forceinline__ void classify_window(Shared& sh, const Tables& t, con
         u32 byte = byte_at(sh, position);
         u32 entry = live ? __ldg(&t.ascii[byte]) : 0;
         u32 code = entry & 0x7f, fault = 0;
-        if (live && byte >= 0x80) code = wide_class(sh, t, position, byte, fault);
+        if (live && byte >= 0x80) code = wide_class(sh, t, job.flags, position, byte, fault);
         // Other windows than the tile's own may cut its characters.
         bool own = job.is_own(window_start) && position >= HALO_LEFT && position < TILE_END;
         if (fault && own) flag_document(batch, job, at, fault);
