@@ -1,0 +1,195 @@
+"""Open-loop load: documents and a schedule that are fixed before a run, a thread that offers them, and what came back.
+
+Latency counts from the intended start of each document, so that a generator that falls behind, or a service that makes
+it wait, adds to the latency instead of hiding it (no coordinated omission).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpu_core.waiting import sharpen_sleep
+
+MIN_BYTES, MAX_BYTES = 1 << 10, 1 << 14
+START_AFTER_NS = 20_000_000
+"""The first document is due so long after the generator was started."""
+N_SAMPLES = 64
+"""Documents of a run whose ids are compared with the reference."""
+Times = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is offered. `shape` is that of the Gamma distribution of the gaps: 1 is Poisson, less comes in bursts."""
+
+    rate: float
+    seconds: float
+    min_bytes: int = MIN_BYTES
+    max_bytes: int = MAX_BYTES
+    shape: float = 1.0
+    seed: int = 0
+
+    @property
+    def n_documents(self) -> int:
+        """Documents of the whole run."""
+        return max(1, round(self.rate * self.seconds))
+
+
+def schedule(load: Load) -> Times:
+    """Intended starts in ns from the beginning of the run, ascending."""
+    rng = np.random.default_rng([load.seed, 1])
+    gaps = rng.gamma(load.shape, 1e9 / (load.rate * load.shape), load.n_documents)
+    return np.cumsum(gaps).astype(np.int64)
+
+
+def documents_of(load: Load, corpora: Mapping[str, bytes]) -> list[bytes]:
+    """Windows of the corpora in equal shares, sizes log-uniform, each from another place, cut between characters."""
+    rng = np.random.default_rng([load.seed, 2])
+    n = load.n_documents
+    sizes = np.exp(rng.uniform(np.log(load.min_bytes), np.log(load.max_bytes), n)).astype(np.int64)
+    kinds = rng.permutation(np.arange(n) % len(corpora))
+    documents: list[bytes] = [b""] * n
+    for kind, text in enumerate(corpora.values()):
+        places = np.flatnonzero(kinds == kind)
+        starts, ends = _windows(rng, text, sizes[places])
+        for place, start, end in zip(places.tolist(), starts.tolist(), ends.tolist(), strict=True):
+            documents[place] = text[start:end]
+    return documents
+
+
+def _windows(rng: np.random.Generator, text: bytes, sizes: Times) -> tuple[Times, Times]:
+    """Starts and ends of windows. Starts differ by 4 bytes or more before they move to the next character."""
+    data = np.frombuffer(text, dtype=np.uint8)
+    room = max(1, (len(text) - int(sizes.max(initial=1)) - 4) // 4)
+    # Only when there are more windows than places does one come twice.
+    laps = [rng.permutation(room) for _ in range(-(-len(sizes) // room))]
+    starts = np.concatenate([*laps, np.empty(0, np.int64)])[: len(sizes)].astype(np.int64) * 4
+    ends = np.minimum(starts + sizes, len(text) - 1)
+    for _ in range(3):
+        starts += (data[starts] & 0xC0) == 0x80
+        ends -= (data[ends] & 0xC0) == 0x80
+    return starts, ends
+
+
+class Record:
+    """What became of each document of a run. `answered` and `refused` may be called from any thread."""
+
+    def __init__(self, n_documents: int, seed: int = 0, n_samples: int = N_SAMPLES) -> None:
+        self.done_ns: Times = np.zeros(n_documents, dtype=np.int64)
+        self.n_answers = np.zeros(n_documents, dtype=np.uint8)
+        self.was_refused = np.zeros(n_documents, dtype=np.bool_)
+        rng = np.random.default_rng([seed, 3])
+        n_samples = min(n_samples, n_documents)
+        self.samples: list[int] = sorted(rng.choice(n_documents, n_samples, replace=False).tolist())
+        self.kept: dict[int, bytes] = {}
+        """Ids of the samples, packed uint32."""
+        self.faults: list[str] = []
+        self._n_missing = n_documents
+        self._lock = threading.Lock()
+        self._complete = threading.Event()
+
+    def answered(self, first: int, n_documents: int) -> None:
+        """Documents `first` and following were answered now."""
+        now_ns = time.perf_counter_ns()
+        if n_documents == 1:
+            self.done_ns[first] = now_ns
+            self.n_answers[first] += 1
+        else:
+            self.done_ns[first : first + n_documents] = now_ns
+            self.n_answers[first : first + n_documents] += 1
+        self._less(n_documents)
+
+    def refused(self, first: int, n_documents: int) -> None:
+        """The service did not take them."""
+        self.was_refused[first : first + n_documents] = True
+        self._less(n_documents)
+
+    def sampled(self, first: int, n_documents: int) -> list[int]:
+        """The samples among these documents."""
+        samples = self.samples
+        low = bisect_left(samples, first)
+        if low == len(samples) or samples[low] >= first + n_documents:
+            return []
+        return samples[low : bisect_left(samples, first + n_documents, low)]
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until every document was answered or refused."""
+        return self._complete.wait(timeout_s)
+
+    def _less(self, n_documents: int) -> None:
+        with self._lock:
+            self._n_missing -= n_documents
+            if self._n_missing <= 0:
+                self._complete.set()
+
+
+class Target(Protocol):
+    """Something that encodes documents and tells the record."""
+
+    name: str
+
+    def submit(self, first: int, documents: Sequence[bytes], record: Record) -> None:
+        """Take documents `first` and following. Does not wait for them."""
+
+
+@dataclass(slots=True)
+class Offered:
+    """What the generator did, all times in ns."""
+
+    start_ns: int = 0
+    """Intended starts count from here."""
+    own_cpu_ns: int = 0
+    """CPU time of the generator's thread outside of `submit`."""
+    submit_cpu_ns: int = 0
+    """CPU time of the generator's thread inside of `submit`: that is work of the service."""
+    n_groups: int = 0
+    sent_ns: Times = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """When each document was handed over."""
+
+
+class Generator(threading.Thread):
+    """Offers the documents that are due, in one group each time it wakes. It sleeps in between and never spins."""
+
+    def __init__(
+        self, target: Target, due_ns: Times, documents: Sequence[bytes], record: Record, cpus: set[int] | None
+    ) -> None:
+        super().__init__(name="generator", daemon=True)
+        self.offered = Offered(sent_ns=np.zeros(len(documents), dtype=np.int64))
+        self._target, self._due_ns, self._documents = target, due_ns, documents
+        self._record, self._cpus = record, cpus
+
+    def run(self) -> None:
+        """See `threading.Thread`."""
+        if self._cpus:
+            os.sched_setaffinity(0, self._cpus)
+        sharpen_sleep()
+        offered, documents, submit, record = self.offered, self._documents, self._target.submit, self._record
+        sent_ns = offered.sent_ns
+        clock, cpu_clock, sleep = time.perf_counter_ns, time.thread_time_ns, time.sleep
+        offered.start_ns = clock() + START_AFTER_NS
+        due = (self._due_ns + offered.start_ns).tolist()
+        n, position, inside_ns, begin_ns = len(due), 0, 0, cpu_clock()
+        while position < n:
+            now_ns = clock()
+            if due[position] > now_ns:
+                sleep((due[position] - now_ns) * 1e-9)
+                continue
+            end = bisect_right(due, now_ns, position)
+            group = documents[position:end]
+            sent_ns[position:end] = now_ns
+            before_ns = cpu_clock()
+            submit(position, group, record)
+            inside_ns += cpu_clock() - before_ns
+            offered.n_groups += 1
+            position = end
+        offered.submit_cpu_ns = inside_ns
+        offered.own_cpu_ns = cpu_clock() - begin_ns - inside_ns
