@@ -62,7 +62,12 @@ class Trial:
         return cls(documents_of(load, corpora), schedule(load), reference, seed=load.seed, n_samples=n_samples)
 
     def run(
-        self, target: CountingTarget, cpus: set[int] | None, counts: NDArray[np.bool_] | None = None, **labels: Any
+        self,
+        target: CountingTarget,
+        cpus: set[int] | None,
+        counts: NDArray[np.bool_] | None = None,
+        drain_s: float = DRAIN_S,
+        **labels: Any,
     ) -> Row:
         """Offer the documents to a target from a thread on `cpus`. Only latencies where `counts` is true are taken."""
         record = self._record()
@@ -70,7 +75,7 @@ class Trial:
         counted, cpu = target.counters(), cpu_times()
         generator.start()
         generator.join()
-        record.wait(DRAIN_S)
+        record.wait(drain_s)
         after, counted_after = cpu_times(), target.counters()
         offered, n_answered = generator.offered, int(np.count_nonzero(record.n_answers))
         row: Row = {"target": target.name, **labels, "n_documents": len(self.documents)}
