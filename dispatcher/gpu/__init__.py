@@ -1,1 +1,14 @@
-"""The GPU route: batches of documents, sent to an engine process that replays graphs over a shared arena."""
+"""The GPU route: batches of documents, sent to an engine process that replays graphs over a shared arena.
+
+    group = Group(model_key, documents, on_done, on_fallback, count_only=..., kind=..., deadline_ns=...)   group.py
+    route = GpuRoute(cuts, limits, on_replay)                   route.py: one for each GPU, outlives its engines
+    route.serve(link)            the route's thread: serves one incarnation of the engine; returns why it ended
+    route.submit(group)          any thread, never waits; exactly one of the callbacks is called, once
+    route.load(model_key)        its queue for `policy.choose_route` (a live `GpuLoad`)
+    route.snapshot()             what it counted (`RouteSnapshot`)
+    group.cancelled = True       what is not launched yet leaves; on_fallback(group, CANCELLED)
+
+Results of a group, by document: `ids[i]` are packed ids, `bytes`, or for many ids `HeldIds`: a read-only array of bytes
+in the slot's own memory, which `release()` or the garbage collector gives back; both join with `b"".join` and send as
+they are. `n_tokens[i]` always. `needs_cpu[i]` is the reason of a document that the device does not answer.
+"""

@@ -1,0 +1,230 @@
+"""What work costs on each route, learned all the time from what it did cost.
+
+A cost is a line, fixed + per byte, that was measured at start (`calibration`), times a factor for each size class that
+follows what is observed:
+
+    predicted(n) = factor[class of n] * (fixed + byte * n)
+
+Factors are followed in logarithms: twice as slow and twice as fast weigh the same. One stall hardly moves a factor; the
+same surprise several times in a row does. What was not observed for long counts less and less, and in the end a class
+takes the factor of the nearest one that was. Any thread may observe; of two at the same moment one may be lost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+ASCII, MIXED, WIDE = "ascii", "mixed", "wide"
+KINDS = (ASCII, MIXED, WIDE)
+"""Content kinds: one byte a character; up to 1.5; more."""
+SAMPLE = 512
+"""Characters or bytes that the kind is judged by."""
+
+N_CLASSES = 14
+"""Size classes of costs: powers of 4. Class 5 is about 1 KiB, 6 about 4 KiB, ..., 13 over 32 MiB."""
+FULL_WEIGHT = 9.0
+"""An observation moves a factor by a tenth of the surprise, and by more while there are few."""
+CLIP = 0.3
+"""A surprise counts as 35 % at most, half of that more for each one before it on the same side."""
+FEW = 3.0
+"""Fewer observations than these are believed as they are."""
+START_WEIGHT = 2.0
+FORGET_NS = 30_000_000_000
+"""Half of what is known of a class is forgotten in this time without an observation."""
+KNOWN = 0.25
+"""A class with less weight takes the factor of its nearest neighbour with more."""
+AGE_NS = 1_000_000_000
+
+
+class Line(NamedTuple):
+    """Nanoseconds: fixed, and for each byte."""
+
+    fixed_ns: float
+    byte_ns: float
+
+
+class StartValues(NamedTuple):
+    """What a route costs before anything was observed: time to completion, and host CPU of a document."""
+
+    time: Line
+    cpu: Line
+
+
+DEFAULT_START = {
+    "cpu": StartValues(Line(20_000, 20), Line(20_000, 20)),
+    "gpu": StartValues(Line(80_000, 0.15), Line(40_000, 0.1)),
+}
+"""Used without a calibration: the order of magnitude of one core and of one GPU."""
+
+
+class ClassCosts(NamedTuple):
+    """One size class of a curve, for metrics."""
+
+    size_class: int
+    fixed_ns: float
+    byte_ns: float
+    weight: float
+
+
+def size_class(n_bytes: int) -> int:
+    """The class of a size; one spans a factor of 4."""
+    return min(n_bytes.bit_length() >> 1, N_CLASSES - 1)
+
+
+def content_kind(document: str | bytes | memoryview) -> str:
+    """The content kind of a document, from its beginning; a str also by whether all of it is ASCII."""
+    if isinstance(document, str):
+        if document.isascii():
+            return ASCII
+        n_chars = min(len(document), SAMPLE)
+        n_bytes = len(document[:SAMPLE].encode("utf-8", "surrogatepass"))
+    else:
+        sample = bytes(document[:SAMPLE])
+        if sample.isascii():
+            return ASCII
+        n_chars, n_bytes = len(sample.decode("utf-8", "ignore")), len(sample)
+    return WIDE if n_bytes > 1.5 * n_chars else MIXED
+
+
+class Curve:
+    """One cost in nanoseconds by bytes."""
+
+    __slots__ = ("_factors", "_lines", "_streaks", "_weights", "seen_ns", "start")
+
+    def __init__(self, start: Line, weight: float = 0.0) -> None:
+        """`weight`: what the start values count for, in observations of each class."""
+        self.start = start
+        self._lines = [start] * N_CLASSES
+        self._factors = [0.0] * N_CLASSES
+        self._weights = [weight] * N_CLASSES
+        self._streaks = [0] * N_CLASSES
+        self.seen_ns = [0] * N_CLASSES
+        """When each class was observed last, on the clock of `observe`; 0 = never."""
+
+    def at(self, n_bytes: int) -> float:
+        """Predicted nanoseconds."""
+        fixed_ns, byte_ns = self._lines[min(n_bytes.bit_length() >> 1, N_CLASSES - 1)]
+        return fixed_ns + byte_ns * n_bytes
+
+    def observe(self, n_bytes: int, took_ns: float, now_ns: int) -> None:
+        """Learn from one piece of work."""
+        at = size_class(n_bytes)
+        weight = self._weights[at]
+        surprise = math.log(max(took_ns, 1.0) / max(self.at(n_bytes), 1.0))
+        if weight <= KNOWN:
+            # What it was judged by so far may be its neighbour's.
+            self._factors[at] = math.log(max(self.at(n_bytes), 1.0) / self._start_at(n_bytes))
+        if weight > FEW:
+            surprise = self._clipped(at, surprise)
+        self._factors[at] += surprise / (weight + 1.0)
+        self._weights[at] = min(weight + 1.0, FULL_WEIGHT)
+        self.seen_ns[at] = now_ns
+        self._draw(at, self._factors[at])
+
+    def age(self, elapsed_ns: int, now_ns: int) -> None:
+        """Forget some of the classes that were not observed in the last `elapsed_ns`."""
+        kept = 0.5 ** (elapsed_ns / FORGET_NS)
+        for at in range(N_CLASSES):
+            if now_ns - self.seen_ns[at] > elapsed_ns:
+                self._weights[at] *= kept
+        known = [at for at in range(N_CLASSES) if self._weights[at] > KNOWN]
+        for at in range(N_CLASSES):
+            if self._weights[at] <= KNOWN:
+                nearest = min(known, key=lambda other: abs(other - at), default=None)
+                self._draw(at, 0.0 if nearest is None else self._factors[nearest])
+
+    def snapshot(self) -> list[ClassCosts]:
+        """The classes that were ever observed."""
+        return [ClassCosts(at, *self._lines[at], self._weights[at]) for at in range(N_CLASSES) if self.seen_ns[at]]
+
+    def _clipped(self, at: int, surprise: float) -> float:
+        if abs(surprise) <= CLIP:
+            self._streaks[at] = 0
+            return surprise
+        side = 1 if surprise > 0 else -1
+        streak = self._streaks[at] = self._streaks[at] + side if self._streaks[at] * side > 0 else side
+        limit = CLIP * (1 + (abs(streak) - 1) / 2)
+        return side * min(abs(surprise), limit)
+
+    def _start_at(self, n_bytes: int) -> float:
+        return max(self.start.fixed_ns + self.start.byte_ns * n_bytes, 1.0)
+
+    def _draw(self, at: int, factor: float) -> None:
+        times = math.exp(factor)
+        self._lines[at] = Line(self.start.fixed_ns * times, self.start.byte_ns * times)
+
+
+class RouteCost(NamedTuple):
+    """What one route costs for one model and content kind."""
+
+    time: Curve
+    """From the start of the work to its end. On the GPU route: of a whole replay, by the bytes of its batch."""
+    cpu: Curve
+    """Host CPU of one document, by its bytes, in all processes."""
+
+
+class CostKey(NamedTuple):
+    """Labels of a cost."""
+
+    route: str
+    model: str
+    kind: str
+
+
+class Costs:
+    """Costs of both routes by model and content kind."""
+
+    def __init__(self, start: Mapping[CostKey, StartValues] | None = None) -> None:
+        """`start`: measured values (`calibration`); more can be added with `begin` when a model was loaded."""
+        self._costs: dict[tuple[str, str, str], RouteCost] = {}
+        self._aged_ns = 0
+        for key, values in (start or {}).items():
+            self.begin(key, values)
+
+    def begin(self, key: CostKey, values: StartValues) -> None:
+        """Set the start values of a route, model and kind; forgets what was observed of it."""
+        self._costs[key] = RouteCost(Curve(values.time, START_WEIGHT), Curve(values.cpu, START_WEIGHT))
+
+    def of(self, route: str, model: str, kind: str) -> RouteCost:
+        """The cost, live; made from `DEFAULT_START` on first use."""
+        cost = self._costs.get((route, model, kind))
+        if cost is None:
+            default = DEFAULT_START[route]
+            cost = self._costs.setdefault((route, model, kind), RouteCost(Curve(default.time), Curve(default.cpu)))
+        return cost
+
+    def observe_cpu_route(
+        self, model: str, kind: str, n_bytes: int, n_documents: int, took_ns: int, cpu_ns: int, now_ns: int
+    ) -> None:
+        """Documents that one worker encoded one after the other, or in one native call."""
+        cost = self.of("cpu", model, kind)
+        each = n_bytes // n_documents
+        cost.time.observe(each, took_ns / n_documents, now_ns)
+        cost.cpu.observe(each, cpu_ns / n_documents, now_ns)
+        self._age(now_ns)
+
+    def observe_gpu_route(
+        self, model: str, kind: str, n_bytes: int, n_documents: int, took_ns: int, cpu_ns: int, now_ns: int
+    ) -> None:
+        """One replay, from launch to results at hand, and the host CPU that it took in all processes."""
+        cost = self.of("gpu", model, kind)
+        cost.time.observe(n_bytes, took_ns, now_ns)
+        cost.cpu.observe(n_bytes // n_documents, cpu_ns / n_documents, now_ns)
+        self._age(now_ns)
+
+    def snapshot(self) -> dict[CostKey, tuple[list[ClassCosts], list[ClassCosts]]]:
+        """Time and host CPU of everything that was observed; callable from any thread."""
+        return {CostKey(*key): (cost.time.snapshot(), cost.cpu.snapshot()) for key, cost in tuple(self._costs.items())}
+
+    def _age(self, now_ns: int) -> None:
+        elapsed = now_ns - self._aged_ns
+        if elapsed < AGE_NS:
+            return
+        self._aged_ns = now_ns
+        if elapsed == now_ns:
+            return
+        for time, cpu in tuple(self._costs.values()):
+            time.age(elapsed, now_ns)
+            cpu.age(elapsed, now_ns)

@@ -1,0 +1,99 @@
+"""A group: documents of one model that are submitted together and answered together.
+
+The caller is told once, by one of two callbacks:
+
+    on_done(group)                  every document has ids (or a count), or a reason in `needs_cpu`
+    on_fallback(group, reason)      no answer from here: the group runs elsewhere, or nowhere when it was given up
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from dispatcher.gpu.held_ids import HeldIds
+
+Text = bytes | memoryview
+"""One document: valid UTF-8."""
+Ids = bytes | HeldIds
+"""Packed little-endian uint32, 4 bytes per id."""
+
+ENGINE_LOST = "engine lost"
+ENGINE_SILENT = "engine silent"
+NOT_READY = "not ready"
+NO_SLOT = "no slot"
+CANCELLED = "cancelled"
+EXPIRED = "expired"
+FALLBACK_REASONS = (ENGINE_LOST, ENGINE_SILENT, NOT_READY, NO_SLOT, CANCELLED, EXPIRED)
+"""Why a group leaves without an answer. The last two: nobody waits for it any more."""
+
+
+class Group:
+    """Documents on their way. Made by any thread; the callbacks run on the thread that settles it, outside all locks.
+
+    `on_done` runs on the route's thread, or in `submit` when nothing has to be replayed. `on_fallback` may run in
+    `submit`, too.
+    """
+
+    __slots__ = (
+        "cancelled",
+        "count_only",
+        "deadline_ns",
+        "documents",
+        "ids",
+        "kind",
+        "lengths",
+        "model_key",
+        "n_bytes",
+        "n_left",
+        "n_tokens",
+        "needs_cpu",
+        "next",
+        "on_done",
+        "on_fallback",
+        "order",
+        "pieces",
+        "settled",
+        "submitted_ns",
+    )
+
+    def __init__(
+        self,
+        model_key: str,
+        documents: Sequence[Text],
+        on_done: Callable[[Group], object],
+        on_fallback: Callable[[Group, str], object],
+        *,
+        count_only: bool = False,
+        kind: str = "ascii",
+        deadline_ns: int = 0,
+    ) -> None:
+        """`kind` is the content kind for the observed costs; `deadline_ns` on the route's clock, 0 = never."""
+        self.model_key = model_key
+        self.documents = documents
+        self.on_done = on_done
+        self.on_fallback = on_fallback
+        self.count_only = count_only
+        self.kind = kind
+        self.deadline_ns = deadline_ns
+        self.lengths = list(map(len, documents))
+        self.n_bytes = sum(self.lengths)
+        self.cancelled = False
+        """Set it from any thread: what is not launched yet leaves, with the reason `CANCELLED`."""
+        self.submitted_ns = 0
+        self.ids: list[Ids | None] = []
+        """By document, once done; None for those in `needs_cpu`. Empty with `count_only`."""
+        self.n_tokens: list[int] = []
+        """By document, once done; 0 for those in `needs_cpu`."""
+        self.needs_cpu: dict[int, str] = {}
+        """Documents that the device does not answer, with the reason."""
+        self.settled = False
+        """One of the callbacks was or is being called."""
+
+        self.n_left = len(documents)
+        """Documents and pieces of documents that are still to come. The fields from here on belong to the route."""
+        self.order: Sequence[int] = ()
+        """Documents for the batches that it shares with others, if these are not simply all of them."""
+        self.next = 0
+        """How many of those were launched."""
+        self.pieces: dict[int, list[Ids | int | None]] = {}
+        """Of a document that is cut: what each piece answered."""

@@ -1,0 +1,65 @@
+"""Ids that are handed out where the GPU wrote them: views that keep a slot from being filled again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Holds:
+    """All holds on one slot. The last one to end gives it back, whichever thread or garbage collector ends it."""
+
+    __slots__ = ("_give_back", "_tokens")
+
+    def __init__(self, n_holds: int, give_back: Callable[[], None]) -> None:
+        """`give_back` must not block: it may run at any point of any thread."""
+        self._tokens = list(range(n_holds))
+        self._give_back = give_back
+
+    def leave(self) -> None:
+        """One hold ends. No lock: taking a token is one step, and exactly one holder takes number 0."""
+        if self._tokens.pop() == 0:
+            self._give_back()
+
+
+class Hold:
+    """The right to read a slot. It ends with `release`, or when nothing refers to it any more."""
+
+    __slots__ = ("_holds", "_once")
+
+    def __init__(self, holds: Holds) -> None:
+        self._holds = holds
+        self._once = [None]
+
+    def release(self) -> None:
+        """End it; from any thread, and as often as one likes."""
+        try:
+            self._once.pop()
+        except IndexError:
+            return
+        self._holds.leave()
+
+    def __del__(self) -> None:
+        self.release()
+
+
+class HeldIds(np.ndarray[tuple[Any, ...], np.dtype[np.uint8]]):
+    """Packed ids in the memory of a slot, as bytes, read-only. The slot is held by this array and all views of it."""
+
+    hold: Hold | None = None
+
+    def release(self) -> None:
+        """Give the slot back now; this array and all views of it may change from now on."""
+        if self.hold is not None:
+            self.hold.release()
+
+
+def held_ids(ids: NDArray[np.uint32], hold: Hold) -> HeldIds:
+    """A read-only view of some ids of a slot."""
+    view = ids.view(np.uint8).view(HeldIds)
+    view.hold = hold
+    view.flags.writeable = False
+    return view

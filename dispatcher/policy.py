@@ -1,0 +1,174 @@
+"""Which route answers: a pure function of the work, both queues, and what work was seen to cost.
+
+Both routes are predicted as if the work joined the end of their queues now:
+
+    CPU   backlog / workers, unless one is idle  +  documents * (fixed + byte * mean size)
+    GPU   rest of the replay under way           +  replay of the batch that the work would be in
+
+The faster one answers. When they are equal within 10 %, the one that takes less of the host's CPU does: it is kept while
+it is at most 10 % slower, and changed to while it is at most 5 % slower, so that noise changes nothing.
+
+    choose_route(n_bytes, n_documents, CpuState(...), [GpuState(...)], now_ns) -> Choice(route, reason, gpu)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from dispatcher.costs import RouteCost
+
+CPU, GPU = "cpu", "gpu"
+ADAPTIVE = "adaptive"
+POLICIES = (ADAPTIVE, CPU, GPU)
+
+FASTER, LESS_CPU, EXPLORE, POLICY, NO_GPU = "faster", "less_cpu", "explore", "policy", "no_gpu"
+REASONS = (FASTER, LESS_CPU, EXPLORE, POLICY, NO_GPU)
+"""Faster; equally fast and less host CPU; to see what the other one costs now; asked for; the only one there is."""
+
+STAYS = 1.10
+"""A route with less host CPU is kept while it is slower by no more than this."""
+MOVES = 1.05
+"""It is changed to while it is slower by no more than this."""
+LESS = 0.9
+"""Host CPU counts as less below this part of the other's."""
+
+
+@dataclass(slots=True)
+class GpuLoad:
+    """The queue of one GPU for one model, live: the route changes it under its lock, anybody reads it without."""
+
+    ready: bool = False
+    """Launches are accepted."""
+    waiting_bytes: int = 0
+    """In documents that share replays and are not launched yet."""
+    launched_ns: int = 0
+    """When the oldest shared replay under way was launched; 0 = there is none."""
+    launched_bytes: int = 0
+    """Its bytes."""
+    alone_waiting_bytes: int = 0
+    """In documents that get a replay of their own and are not launched yet."""
+    alone_launched_ns: int = 0
+    alone_launched_bytes: int = 0
+    alone_over_bytes: int = 1 << 18
+    """Longer documents get a replay of their own."""
+    max_batch_bytes: int = 1 << 20
+
+
+class GpuState(NamedTuple):
+    """One GPU: its queue, and what its replays cost for this model and kind."""
+
+    load: GpuLoad
+    cost: RouteCost
+
+
+class CpuState(NamedTuple):
+    """The CPU route: its queue, and what it costs for this model and kind."""
+
+    cost: RouteCost
+    n_workers: int
+    n_idle: int
+    """Workers that would begin at once."""
+    waiting_bytes: int = 0
+    waiting_documents: int = 0
+
+
+class Choice(NamedTuple):
+    """A route, why, and which GPU (an index of `gpus`; -1 on the CPU route)."""
+
+    route: str
+    reason: str
+    gpu: int = -1
+
+
+_CPU_CHOICE = {reason: Choice(CPU, reason) for reason in REASONS}
+_GPU_CHOICES = [{reason: Choice(GPU, reason, gpu) for reason in REASONS} for gpu in range(16)]
+
+
+def choose_route(
+    n_bytes: int,
+    n_documents: int,
+    cpu: CpuState,
+    gpus: Sequence[GpuState],
+    now_ns: int,
+    policy: str = ADAPTIVE,
+    last: str | None = None,
+) -> Choice:
+    """The route for documents of one model and kind.
+
+    `policy` is that of the request, or else of the service. `last` is the route that such work took last.
+    """
+    if policy == CPU:
+        return _CPU_CHOICE[POLICY]
+    best, gpu_ns = best_gpu(n_bytes, n_documents, gpus, now_ns)
+    if best < 0:
+        return _CPU_CHOICE[NO_GPU]
+    if policy == GPU:
+        return gpu_choice(best, POLICY)
+    each = n_bytes // n_documents
+    cpu_ns = cpu_completion_ns(n_documents, each, cpu)
+    cpu_takes, gpu_takes = cpu.cost.cpu.at(each), gpus[best].cost.cpu.at(each)
+    if gpu_ns <= cpu_ns:
+        slower_by = STAYS if last == CPU else MOVES
+        if cpu_ns <= gpu_ns * slower_by and cpu_takes < gpu_takes * LESS:
+            return _CPU_CHOICE[LESS_CPU]
+        return gpu_choice(best, FASTER)
+    slower_by = STAYS if last == GPU else MOVES
+    if gpu_ns <= cpu_ns * slower_by and gpu_takes < cpu_takes * LESS:
+        return gpu_choice(best, LESS_CPU)
+    return _CPU_CHOICE[FASTER]
+
+
+def best_gpu(n_bytes: int, n_documents: int, gpus: Sequence[GpuState], now_ns: int) -> tuple[int, float]:
+    """The GPU with the least predicted completion, and that time from now; (-1, 0) when none is ready."""
+    best, best_ns = -1, 0.0
+    for index, (load, cost) in enumerate(gpus):
+        if load.ready:
+            ns = gpu_completion_ns(n_bytes, n_documents, load, cost, now_ns)
+            if best < 0 or ns < best_ns:
+                best, best_ns = index, ns
+    return best, best_ns
+
+
+def cpu_completion_ns(n_documents: int, each: int, cpu: CpuState) -> float:
+    """Predicted nanoseconds until documents of `each` bytes are encoded by one worker."""
+    at = cpu.cost.time.at
+    run_ns = n_documents * at(each)
+    if cpu.n_idle > 0 or not cpu.waiting_documents:
+        return run_ns
+    backlog_ns = cpu.waiting_documents * at(cpu.waiting_bytes // cpu.waiting_documents)
+    return run_ns + backlog_ns / cpu.n_workers
+
+
+def gpu_completion_ns(n_bytes: int, n_documents: int, load: GpuLoad, cost: RouteCost, now_ns: int) -> float:
+    """Predicted nanoseconds until the replay of the batch that the documents would be in is complete."""
+    at = cost.time.at
+    if n_documents == 1 and n_bytes > load.alone_over_bytes:
+        since_ns, running, waiting, batch = (
+            load.alone_launched_ns,
+            load.alone_launched_bytes,
+            load.alone_waiting_bytes,
+            n_bytes,
+        )
+        ns = at(n_bytes)
+        if waiting:
+            ns += at(waiting)
+    else:
+        since_ns, running = load.launched_ns, load.launched_bytes
+        batch = load.waiting_bytes + n_bytes
+        ns = 0.0
+        if batch > load.max_batch_bytes:
+            n_full, batch = divmod(batch, load.max_batch_bytes)
+            ns = n_full * at(load.max_batch_bytes)
+        ns += at(batch)
+    if since_ns:
+        rest_ns = since_ns + at(running) - now_ns
+        if rest_ns > 0:
+            ns += rest_ns
+    return ns
+
+
+def gpu_choice(gpu: int, reason: str) -> Choice:
+    """The choice of a GPU."""
+    return _GPU_CHOICES[gpu][reason] if gpu < len(_GPU_CHOICES) else Choice(GPU, reason, gpu)
