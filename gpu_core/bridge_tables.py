@@ -1,4 +1,4 @@
-"""Tables for SentencePiece-style BPE, ready for a kernel that is not written yet; nothing serves with them.
+"""Tables for SentencePiece-style BPE.
 
 They differ from `gpu_core.tables` in the split (pairs of neighbours in place of classes), in the first symbols (one for
 each character, bytes for unknown ones) and in added tokens that are runs. Keys are raw text: a space in the place of
@@ -8,62 +8,85 @@ the normalizer's blank. A blank that stands in the text itself then misses the l
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpu_core import cuckoo
-from gpu_core.character_bpe import BLANK, CharacterBpe, read_character_bpe
+from gpu_core.character_bpe import BLANK, CharacterBpe, check_character_bpe, read_character_bpe
 from gpu_core.closed import PairLookup, merge_rows
 from gpu_core.errors import UnsupportedTokenizer
-from gpu_core.layout import MAX_PRETOKEN
+from gpu_core.layout import HALO_RIGHT, MAX_PRETOKEN
 from gpu_core.literals import bigram_bits
-from gpu_core.run_literals import RunLiteral, overlap_free, split_literals
-from gpu_core.slots import ID_BITS, SHORT_KEY, StringPool, merge_table, short_table, string_table
+from gpu_core.run_literals import RunLiteral, split_literals
+from gpu_core.slots import SHORT_KEY, StringPool, merge_table, short_table, string_table
 from gpu_core.spec import TokenizerSpec
 
 NO_SYMBOL = 0xFFFFFFFF
 """In `character_blocks`: the character is no entry, its bytes are looked up in `byte_ids`."""
 PAIR_BITS = 20
 """Log2 of the bits of `pair_bits`."""
+MAX_RUN_BYTES = HALO_RIGHT - 8
+"""Longest added token that is a run: one that begins in a tile must end, and its end be seen, in the same window."""
+MAX_RUN_START = 8
+"""Bytes of the shortest one at most: what may or may not be one lies so near the window's end that nobody asks."""
+MAX_RUNS = 15
 _PAIR_SEED = 1
 _ASCII = 128
+_FIRST_OF_LITERAL, _FIRST_OF_RUN = 0x80, 0x40
 
 
-@dataclass(frozen=True, slots=True)
-class BridgeTables:
-    """One tokenizer's tables on the host."""
+class Joins:
+    """Whether a token may lie across two neighbours, as the kernel sees it. Called with two characters."""
 
-    arrays: dict[str, NDArray[Any]]
-    numbers: dict[str, int]
+    def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """`arrays`: those of the tables."""
+        self._exact, self._bits = arrays["ascii_pairs"], arrays["pair_bits"]
 
-    def joins(self, x: str, y: str) -> bool:
-        """What a kernel answers for two neighbours: exact within ASCII, else one bit that may be set by others, too."""
+    def __call__(self, x: str, y: str) -> bool:
+        """Exact within ASCII, else one bit that may be set by other pairs, too."""
         a, b = (ord(" " if char == BLANK else char) for char in (x, y))
         if a < _ASCII and b < _ASCII:
-            return bool(self.arrays["ascii_pairs"][a, b >> 5] >> np.uint32(b & 31) & 1)
+            return bool(self._exact[a, b >> 5] >> np.uint32(b & 31) & 1)
         at = int(pair_hash(np.array([a]), np.array([b]))[0])
-        return bool(self.arrays["pair_bits"][at >> 5] >> np.uint32(at & 31) & 1)
+        return bool(self._bits[at >> 5] >> np.uint32(at & 31) & 1)
 
 
-def build_bridge_tables(data: bytes, spec: TokenizerSpec) -> BridgeTables:
-    """The tables of a tokenizer.json. Raises `UnsupportedTokenizer` with the reason."""
+def check_bridge_support(spec: TokenizerSpec) -> None:
+    """Raises `UnsupportedTokenizer` with the reason when the device cannot serve such a tokenizer exactly."""
+    check_character_bpe(spec)
+    if spec.normalizers == ("Prepend", "Replace"):
+        raise UnsupportedTokenizer("a normalizer that puts a blank before each piece of text")
+    if spec.normalizers != ("Replace",):
+        raise UnsupportedTokenizer(f"the normalizer {spec.normalizer}")
+    runs, _literals = split_literals(spec)
+    if len(runs) > MAX_RUNS:
+        raise UnsupportedTokenizer(f"added tokens that are runs of {len(runs)} different characters")
+    for run in runs:
+        width = len(run.character.encode())
+        if run.longest * width > MAX_RUN_BYTES or run.shortest * width > MAX_RUN_START:
+            raise UnsupportedTokenizer(
+                f"added tokens of {run.shortest} to {run.longest} times U+{ord(run.character):04X}"
+            )
+
+
+def build_bridge_tables(data: bytes, spec: TokenizerSpec) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
+    """Arrays and numbers of `layout.TABLES` for a tokenizer.json. Raises `UnsupportedTokenizer` with the reason."""
+    check_bridge_support(spec)
     model = read_character_bpe(data, spec)
-    if max(int(model.rules.product.max(initial=0)), *model.entries.values()) >= 1 << ID_BITS:
-        raise UnsupportedTokenizer(f"entries of the vocabulary with ids of more than {ID_BITS} bits")
     runs, literals = split_literals(spec)
     closed = {content.replace(BLANK, " ").encode(): i for content, i in closed_strings(model).items()}
     longer = {entry: i for entry, i in closed.items() if SHORT_KEY < len(entry) <= MAX_PRETOKEN}
     numbers = {
-        "prepends": int(model.prepends),
         "max_literal": max(map(len, literals), default=0),
-        "overlap_free": int(overlap_free(literals)),
+        "n_runs": len(runs),
         **{f"pair_{name}": factor for name, factor in zip("ab", cuckoo.factors(_PAIR_SEED), strict=False)},
     }
     pool = StringPool()
     arrays: dict[str, NDArray[Any]] = {"ascii_pairs": _ascii_pairs(model), "pair_bits": _pair_bits(model)}
+    arrays["ascii"] = _first_bytes(runs, literals)
     arrays["character_pages"], arrays["character_blocks"] = _character_table(model)
     arrays["byte_ids"] = model.byte_ids
     arrays["short_slots"] = short_table(closed, numbers)
@@ -73,7 +96,7 @@ def build_bridge_tables(data: bytes, spec: TokenizerSpec) -> BridgeTables:
     arrays["literal_bigrams"] = bigram_bits(literals)
     arrays["runs"], arrays["run_ids"] = _run_table(runs)
     arrays["pool"] = pool.array()
-    return BridgeTables(arrays, numbers)
+    return arrays, numbers
 
 
 def closed_strings(model: CharacterBpe) -> dict[str, int]:
@@ -107,6 +130,17 @@ def pair_points(model: CharacterBpe) -> NDArray[np.int64]:
     points = np.array(rows, dtype=np.int64).reshape(-1, 2)
     points[points == ord(BLANK)] = ord(" ")
     return points
+
+
+def _first_bytes(runs: list[RunLiteral], literals: dict[bytes, int]) -> NDArray[np.uint8]:
+    """For each byte: whether a literal may begin with it, a run of a longer character, or the number of its own run."""
+    table = np.zeros(256, dtype=np.uint8)
+    for number, run in enumerate(runs, start=1):
+        encoded = run.character.encode()
+        table[encoded[0]] |= number if len(encoded) == 1 else _FIRST_OF_RUN
+    for literal in literals:
+        table[literal[0]] |= _FIRST_OF_LITERAL
+    return table
 
 
 def _ascii_pairs(model: CharacterBpe) -> NDArray[np.uint32]:

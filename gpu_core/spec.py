@@ -50,6 +50,8 @@ class TokenizerSpec:
     n_merges: int
     max_id: int
     """The largest id that can be in a result; -1 when there is none."""
+    max_model_id: int
+    """The largest id of the model's vocabulary; -1 when it is empty. An added token's may be larger."""
     ignore_merges: bool
     byte_fallback: bool
     fuse_unk: bool
@@ -93,6 +95,7 @@ def read_spec(data: bytes) -> TokenizerSpec:
         vocab_size=len(vocab),
         n_merges=n_merges,
         max_id=max(chain(vocab.values(), (token.id for token in added_tokens)), default=-1),
+        max_model_id=max(vocab.values(), default=-1),
         ignore_merges=bool(model.get("ignore_merges")),
         byte_fallback=bool(model.get("byte_fallback")),
         fuse_unk=bool(model.get("fuse_unk")),

@@ -12,18 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_core.bpe_file import read_bpe_model
+from gpu_core.bridge_tables import build_bridge_tables, check_bridge_support
 from gpu_core.classes import DIGESTS, family_classes, normal_form_classes, two_stage
 from gpu_core.closed import closed_entries
 from gpu_core.errors import UnsupportedTokenizer
 from gpu_core.layout import MAX_PRETOKEN, TABLES
-from gpu_core.literals import bigram_bits, device_literals
+from gpu_core.literals import NEEDS_CPU, bigram_bits, device_literals
 from gpu_core.slots import ID_BITS, SHORT_KEY, StringPool, merge_table, short_table, string_table
 from gpu_core.spec import TokenizerSpec
 
 VERSION = 3
 """Changes whenever a table's content or layout does, so that an old cache is not read."""
 FAMILIES = {"cl100k": 1, "qwen2": 2, "gpt2": 3, "deepseek_v3": 4}
-"""Pattern families that the kernels know, by the number in `kernels/families.cuh`."""
+"""Pattern families that the kernels know, by the number in `kernels/window.cuh`."""
+BRIDGE_FAMILY = 5
+"""The number of BPE over characters, whose text nothing splits."""
 _FIRST_OF_LITERAL = 0x80
 
 
@@ -64,6 +67,12 @@ def check_support(spec: TokenizerSpec) -> None:
     """Raises `UnsupportedTokenizer` with the reason when the device cannot serve the tokenizer exactly."""
     if spec.model_type != "BPE":
         raise UnsupportedTokenizer(f"the model is {spec.model_type}, not BPE")
+    if spec.max_model_id >= 1 << ID_BITS:
+        raise UnsupportedTokenizer(f"ids of the vocabulary up to {spec.max_model_id}; the device holds {ID_BITS} bits")
+    if spec.max_id >= NEEDS_CPU:
+        raise UnsupportedTokenizer(f"ids up to {spec.max_id}; the device holds 31 bits")
+    if spec.pattern_family == "sentencepiece":
+        return check_bridge_support(spec)
     if spec.pattern_family not in FAMILIES:
         raise UnsupportedTokenizer(f"no kernel for the pattern family {spec.pattern_family!r}")
     if not spec.byte_level or "ByteLevel" in spec.normalizers:
@@ -74,19 +83,20 @@ def check_support(spec: TokenizerSpec) -> None:
         raise UnsupportedTokenizer("dropout")
     if spec.continuing_subword_prefix or spec.end_of_word_suffix:
         raise UnsupportedTokenizer("a prefix or suffix that marks parts of words")
-    if spec.max_id >= 1 << ID_BITS:
-        raise UnsupportedTokenizer(f"ids up to {spec.max_id}; the device holds {ID_BITS} bits")
     device_literals(spec)
 
 
 def build_tables(data: bytes, spec: TokenizerSpec) -> Tables:
     """The tables of a tokenizer.json. Raises `UnsupportedTokenizer` with the reason."""
     check_support(spec)
+    if spec.pattern_family == "sentencepiece":
+        arrays, numbers = build_bridge_tables(data, spec)
+        return Tables.of(arrays, numbers, _defines(spec, BRIDGE_FAMILY, arrays))
     model = read_bpe_model(data)
     literals = device_literals(spec)
     entries = model.entries if model.ignore_merges else closed_entries(model)
     pool = StringPool()
-    arrays: dict[str, NDArray[Any]] = _class_arrays(spec, literals)
+    arrays = _class_arrays(spec, literals)
     numbers = {"max_literal": max(map(len, literals), default=0), "n_runs": 0, "pair_a": 0, "pair_b": 0}
     arrays["short_slots"] = short_table(entries, numbers)
     longer = {entry: i for entry, i in entries.items() if SHORT_KEY < len(entry) <= MAX_PRETOKEN}
@@ -96,12 +106,7 @@ def build_tables(data: bytes, spec: TokenizerSpec) -> Tables:
     arrays["merge_slots"], arrays["merge_ids"] = merge_table(model.rules, numbers)
     arrays["byte_ids"] = model.byte_ids
     arrays["pool"] = pool.array()
-    defines = {
-        "SIDETOK_FAMILY": FAMILIES[spec.pattern_family],
-        "SIDETOK_NFC": int("NFC" in spec.normalizers),
-        "SIDETOK_RANK_IDS": int(arrays["merge_ids"].size > 0),
-    }
-    return Tables.of(arrays, numbers, defines)
+    return Tables.of(arrays, numbers, _defines(spec, FAMILIES[spec.pattern_family], arrays))
 
 
 def load_tables(data: bytes, spec: TokenizerSpec, cache_dir: Path | None) -> Tables:
@@ -116,6 +121,14 @@ def load_tables(data: bytes, spec: TokenizerSpec, cache_dir: Path | None) -> Tab
         tables = build_tables(data, spec)
         _write(path, tables)
         return tables
+
+
+def _defines(spec: TokenizerSpec, family: int, arrays: dict[str, NDArray[Any]]) -> dict[str, int]:
+    return {
+        "SIDETOK_FAMILY": family,
+        "SIDETOK_NFC": int("NFC" in spec.normalizers),
+        "SIDETOK_RANK_IDS": int(arrays["merge_ids"].size > 0),
+    }
 
 
 def _class_arrays(spec: TokenizerSpec, literals: dict[bytes, int]) -> dict[str, NDArray[Any]]:

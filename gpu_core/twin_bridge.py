@@ -62,10 +62,11 @@ class BridgeTwin:
         tokens: list[tuple[int, int]] = []
         end = 0
         for at, length, i in [*found, (len(document), 0, -1)]:
-            for component in self.components(document, end, at):
-                if sum(len(_raw(char)) for _at, char in component) > self.max_bytes:
-                    return TwinResult([], [], True)
-                tokens += self.encode_component(component)
+            components = list(self.components(document, end, at))
+            begins = [component[0][0] for component in components]
+            if any(b - a > self.max_bytes for a, b in itertools.pairwise([*begins, at])):
+                return TwinResult([], [], True)
+            tokens += [token for component in components for token in self.encode_component(component)]
             tokens += [(at, i)] if length else []
             end = at + length
         return TwinResult([i for _at, i in tokens], [at for at, _i in tokens], False)
@@ -115,8 +116,3 @@ def _spelling(text: str, at: int) -> Spelling:
         spelling.append((at, BLANK if char == " " else char))
         at += len(char.encode())
     return spelling
-
-
-def _raw(char: str) -> bytes:
-    """A character as the key of a lookup has it: with a space for the blank."""
-    return b" " if char == BLANK else char.encode()

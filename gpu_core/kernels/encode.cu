@@ -8,8 +8,26 @@
 //   position 0   64                            896          1024
 //
 // No block waits for one that has a higher number, nothing is cleared between replays, and blocks beyond the live text exit at once.
+#include "bridge.cuh"
 #include "emit.cuh"
-#include "walk.cuh"
+
+// Stages 1 to 3, window after window until the tile's own one tells all. BPE over characters has its own (bridge.cuh).
+__device__ __forceinline__ void split_tile(Shared& sh, const Tables& t, const Batch& batch, const Job& job) {
+    if (threadIdx.x == 0) start_walk(sh.walk, job.tile_start);
+    __syncthreads();
+    while (sh.walk.mode != DONE) {
+        int window_start = sh.walk.window_start;
+        load_window(sh, batch, job, window_start);
+        if constexpr (FAMILY == BRIDGE) {
+            split_components(sh, t, batch, job, window_start);
+        } else {
+            classify_window(sh, t, batch, job, window_start);
+            match_literals(sh, t, batch, job, window_start);
+            if (warp_id() == 0) look(sh, t, batch, job);
+        }
+        __syncthreads();
+    }
+}
 
 // Lists the tile's pre-tokens by position, and behind them the end of the last one. Their first bytes are the first tokens.
 __device__ __forceinline__ void list_pretokens(Shared& sh, const Batch& batch, const Job& job) {
@@ -64,16 +82,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) encode(cons
     job.epoch = static_cast<u64>(header.y) << 32 | header.x;
     job.tile_start = static_cast<int>(job.tile * TILE);
 
-    if (threadIdx.x == 0) start_walk(sh.walk, job.tile_start);
-    __syncthreads();
-    while (sh.walk.mode != DONE) {
-        int window_start = sh.walk.window_start;
-        load_window(sh, batch, job, window_start);
-        classify_window(sh, t, batch, job, window_start);
-        match_literals(sh, t, batch, job, window_start);
-        if (warp_id() == 0) look(sh, t, batch, job);
-        __syncthreads();
-    }
+    split_tile(sh, t, batch, job);
     list_pretokens(sh, batch, job);
     for (u32 index = threadIdx.x; index < sh.n_pretokens; index += THREADS) look_up(sh, t, batch, job, index);
     __syncthreads();

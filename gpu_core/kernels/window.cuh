@@ -64,7 +64,7 @@ struct Shared {
     u16 small_miss[TILE / 2 + 2], large_miss[TILE / 16 + 4], long_miss[TILE / 64 + 3];
     u32 n_miss[5];
     u32 next_work;
-    u32 any_candidate;
+    u32 any_candidate, any_run;
     u32 first_document;
     Walk walk;
     u32 n_pretokens;
@@ -133,7 +133,7 @@ __device__ __forceinline__ void load_window(Shared& sh, const Batch& batch, cons
     if (warp_id() == N_WARPS - 1) {
         u32 lane = lane_id();
         sh.document_border[lane] = sh.literal[lane] = sh.literal_start[lane] = sh.literal_end[lane] = 0;
-        if (lane == 0) sh.any_candidate = 0;
+        if (lane == 0) sh.any_candidate = sh.any_run = 0;
         u32 from = window_start > 0 ? window_start : 0;
         u32 first = job.n_documents <= 1 ? (from > 0 ? job.n_documents : 0)
                                          : first_from(batch.document_starts, job.n_documents, from);
