@@ -84,7 +84,10 @@ class CudaGpu:
 
     def device(self, key: str, tables: Tables, options: GpuOptions) -> CudaDevice:
         """See `Gpu.device`."""
-        return CudaDevice(tables, options)
+        try:
+            return CudaDevice(tables, options)
+        except cupy.cuda.memory.OutOfMemoryError:
+            raise DeviceUnavailable("no memory on the device for the tables of a tokenizer") from None
 
 
 class CudaDevice:

@@ -15,6 +15,8 @@ from gpu_core.errors import DeviceFault
 from gpu_core.execution import ExecutionContext, OutOfDeviceMemory
 from gpu_core.ladder import SizeClass
 from gpu_core.layout import FLAG_IDS, FLAG_TOKEN_STARTS
+from gpu_core.options import GpuOptions
+from gpu_core.tables import Tables
 
 EncodeOne = Callable[[bytes], Sequence[tuple[int, int]] | int]
 """A document -> its (id, byte position) pairs, or the reason (a key of `layout.REASONS`) why it needs the CPU."""
@@ -51,6 +53,31 @@ class HostDevice:
         context = HostContext(self, size, self._token_starts, pinned)
         self._contexts.add(context)
         return context
+
+
+class HostGpu:
+    """See `Gpu`: a host with a device for each tokenizer, made from its key and its tables."""
+
+    def __init__(self, device_of: Callable[[str, Tables], HostDevice]) -> None:
+        self.name, self.n_gpus = "host", 1
+        self._device_of = device_of
+
+    def attach(self) -> None:
+        """See `Gpu.attach`."""
+
+    def memory_bytes(self) -> tuple[int, int]:
+        """See `Gpu.memory_bytes`."""
+        return 1 << 40, 1 << 40
+
+    def register(self, memory: memoryview) -> None:
+        """See `Gpu.register`."""
+
+    def unregister(self, memory: memoryview) -> None:
+        """See `Gpu.unregister`."""
+
+    def device(self, key: str, tables: Tables, options: GpuOptions) -> HostDevice:
+        """See `Gpu.device`."""
+        return self._device_of(key, tables)
 
 
 class HostContext:

@@ -29,6 +29,10 @@ class SizeClass:
     """Bytes of text."""
     max_documents: int
 
+    def holds(self, n_bytes: int, n_documents: int) -> bool:
+        """Whether a batch fits."""
+        return n_bytes <= self.capacity and n_documents <= self.max_documents
+
     def device_bytes(self, token_starts: bool) -> int:
         """Device memory of one execution context at most: what lies in pinned memory is counted too."""
         return sum(buffer.n_bytes for buffer in workspace(self.capacity, self.max_documents, token_starts))
@@ -80,7 +84,7 @@ class Ladder:
     def fitting(self, n_bytes: int, n_documents: int) -> int:
         """Index of the smallest class that holds a batch; the number of classes when none does."""
         for index, size in enumerate(self.classes):
-            if n_bytes <= size.capacity and n_documents <= size.max_documents:
+            if size.holds(n_bytes, n_documents):
                 return index
         return len(self.classes)
 

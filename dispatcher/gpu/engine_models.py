@@ -1,0 +1,136 @@
+"""The tokenizers of an engine process, set up and taken down on a thread of their own while replays go on.
+
+    LOAD ─► map and register the arena ─► tables to the device ─► capture every slot ─► handed to the replay loop
+
+Nothing here holds up the loop for long: the driver works without the interpreter, and what needs it gives way within
+`SWITCH_S`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dispatcher.gpu.arena import SlotPlace, arena_bytes, map_arena, slot_places
+from dispatcher.gpu.messages import SLOT_BITS, Load, Loaded, Refused, Unload, receive_order
+from dispatcher.gpu.table_builder import read_tables
+from gpu_core.contexts import set_up
+from gpu_core.errors import DeviceUnavailable
+from gpu_core.execution import ExecutionContext, Gpu, OutOfDeviceMemory
+from gpu_core.ladder import SizeClass
+from gpu_core.options import GpuOptions
+from gpu_core.tables import Tables
+from gpu_core.waiting import Prediction
+
+SWITCH_S = 1e-4
+GRAPHS_PER_CONTEXT = 4
+
+
+@dataclass(slots=True, eq=False)
+class EngineSlot:
+    """The engine's side of a slot."""
+
+    context: ExecutionContext
+    reasons: NDArray[np.uint8]
+    prediction: Prediction
+    """Shared by the slots of a tokenizer."""
+    busy: bool = False
+    """Whether a replay is under way."""
+
+
+class Model:
+    """One tokenizer on the device."""
+
+    def __init__(self, gpu: Gpu, order: Load, options: GpuOptions) -> None:
+        """Takes a second the first time. Raises `DeviceUnavailable` and `DeviceFault`; keeps no descriptor."""
+        begin = time.perf_counter()
+        self.number, self._gpu = order.model, gpu
+        self.slots: dict[int, EngineSlot] = {}
+        tables = read_tables(order.tables_fd)
+        places = slot_places(options)
+        self._memory = _mapped(order.arena_fd, places)
+        try:
+            gpu.register(self._memory)
+        except OutOfDeviceMemory as error:
+            raise DeviceUnavailable(str(error)) from None
+        try:
+            self._capture(order.key, tables, places, options)
+        except DeviceUnavailable:
+            self.free()
+            raise
+        first = self.number << SLOT_BITS
+        self.report = Loaded(
+            self.number,
+            frozenset(number - first for number in self.slots),
+            gpu.memory_bytes()[0],
+            len(self.slots) * GRAPHS_PER_CONTEXT,
+            int(1000 * (time.perf_counter() - begin)),
+        )
+
+    def free(self) -> None:
+        """Give everything back. No replay may be under way."""
+        self._gpu.attach()
+        self.slots.clear()
+        self._gpu.unregister(self._memory)
+        self._memory = memoryview(b"")
+
+    def _capture(self, key: str, tables: Tables, places: tuple[SlotPlace, ...], options: GpuOptions) -> None:
+        device = self._gpu.device(key, tables, options)
+        by_class = {(place.size, place.number): i for i, place in enumerate(places)}
+
+        def make(size: SizeClass, number: int) -> ExecutionContext:
+            return device.context(size, places[by_class[size, number]].pinned(self._memory))
+
+        prediction = Prediction()
+        for size, contexts in set_up(options, make).items():
+            for number, context in enumerate(contexts):
+                i = by_class[size, number]
+                reasons = places[i].reasons(self._memory)
+                self.slots[self.number << SLOT_BITS | i] = EngineSlot(context, reasons, prediction)
+
+
+class ModelLoader(threading.Thread):
+    """Carries out the orders of the control stream. What the replay loop has to know lies in `news`."""
+
+    def __init__(self, gpu: Gpu, channel: socket.socket, options: GpuOptions) -> None:
+        super().__init__(name="sidetok-models", daemon=True)
+        self.news: deque[Model | Refused | Unload | BaseException] = deque()
+        self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._gpu, self._channel, self._options = gpu, channel, options
+
+    def run(self) -> None:
+        """Until the end of the stream."""
+        sys.setswitchinterval(SWITCH_S)
+        try:
+            self._gpu.attach()
+            while (order := receive_order(self._channel)) is not None:
+                self._tell(order if isinstance(order, Unload) else self._load(order))
+        except BaseException as error:  # the loop decides how the process ends
+            self._tell(error)
+
+    def _load(self, order: Load) -> Model | Refused:
+        try:
+            return Model(self._gpu, order, self._options)
+        except DeviceUnavailable as error:
+            return Refused(order.model, str(error))
+
+    def _tell(self, news: Model | Refused | Unload | BaseException) -> None:
+        self.news.append(news)
+        os.eventfd_write(self.wake_fd, 1)
+
+
+def _mapped(fd: int, places: tuple[SlotPlace, ...]) -> memoryview:
+    try:
+        return map_arena(fd, arena_bytes(places))
+    except (OSError, ValueError) as error:
+        raise DeviceUnavailable(f"the shared memory cannot be mapped: {error}") from None
+    finally:
+        os.close(fd)

@@ -1,0 +1,189 @@
+"""The loop of an engine process: launch what arrives, wait without spinning for long, report what is complete.
+
+    nothing under way       select without a timeout
+    the next end is far     select with the predicted rest as timeout: a launch that arrives is enqueued at once
+    the next end is near    look at the completion words and at the sockets by turns
+    far too late            ask the driver whether the device still works, and sleep between looks
+
+Wait and prediction are those of `gpu_core.waiting`, for several replays at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from dispatcher.gpu.engine_models import EngineSlot, Model, ModelLoader
+from dispatcher.gpu.messages import (
+    COMPLETED,
+    COMPLETED_PER_PACKET,
+    LAUNCH,
+    SLOT_BITS,
+    BadMessage,
+    Refused,
+    Unload,
+    send_report,
+)
+from gpu_core.errors import DeviceFault
+from gpu_core.waiting import FIRST_WAKE_NS, MIN_SLEEP_NS, SILENT_NS, SLACK, TIMEOUT_NS, sharpen_sleep
+
+LOOKS = 32
+"""Looks at completion words between two looks at the sockets."""
+LATE_NAP_NS = 500_000
+"""Time between looks at a replay that is much too late."""
+
+
+@dataclass(slots=True, eq=False)
+class _Replay:
+    number: int
+    slot: EngineSlot
+    epoch: int
+    n_bytes: int
+    n_documents: int
+    launched_ns: int
+    due_ns: int
+    """When the next look is worth while."""
+    patience_ns: int
+    """When the driver is asked."""
+
+
+class ReplayLoop:
+    """All replays of one engine. Runs on the thread that makes it."""
+
+    def __init__(self, launches: socket.socket, control: socket.socket, loader: ModelLoader) -> None:
+        sharpen_sleep()
+        launches.setblocking(False)
+        self._launches, self._control, self._loader = launches, control, loader
+        self._fds = (launches.fileno(), loader.wake_fd)
+        self._models: dict[int, Model] = {}
+        self._slots: dict[int, EngineSlot] = {}
+        self._flying: list[_Replay] = []
+        self._leaving: set[int] = set()
+        self._wake_ns = float(FIRST_WAKE_NS)
+        self._cpu_ns = time.thread_time_ns()
+
+    def run(self) -> None:
+        """Until the frontend is gone. Raises `DeviceFault` and `BadMessage`."""
+        open_ = True
+        while open_:
+            slept, readable = self._rest()
+            for fd in readable:
+                if fd == self._loader.wake_fd:
+                    self._take_news()
+                else:
+                    open_ = self._take_launch()
+            if self._flying:
+                self._look(slept)
+
+    def _rest(self) -> tuple[bool, list[int]]:
+        """Wait for what comes next; whether that took a sleep, and the descriptors that can be read."""
+        if not self._flying:
+            return False, select.select(self._fds, (), ())[0]
+        before = time.perf_counter_ns()
+        want = min(replay.due_ns for replay in self._flying) - before - self._wake_ns
+        if want < MIN_SLEEP_NS:
+            return False, select.select(self._fds, (), (), 0)[0]
+        readable = select.select(self._fds, (), (), want / 1e9)[0]
+        if not readable:
+            late = max(0.0, time.perf_counter_ns() - before - want)
+            # One long interruption must not end all sleeping.
+            self._wake_ns += 0.1 * (min(late, 4 * self._wake_ns) - self._wake_ns)
+        return not readable, readable
+
+    def _take_launch(self) -> bool:
+        """Start a replay; False at the end of the stream."""
+        packet = self._launches.recv(LAUNCH.size + 1)
+        if not packet:
+            return False
+        if len(packet) != LAUNCH.size:
+            raise BadMessage(f"a launch of {len(packet)} bytes")
+        number, flags, epoch, n_bytes, n_documents = LAUNCH.unpack(packet)
+        slot = self._slots.get(number)
+        if slot is None or slot.busy or not slot.context.size.holds(n_bytes, n_documents):
+            raise BadMessage(f"a launch of slot {number} with {n_bytes} bytes in {n_documents} documents")
+        now = time.perf_counter_ns()
+        slot.busy = True
+        slot.context.launch(n_bytes, n_documents, flags, False)
+        predicted = slot.prediction.of(n_bytes)
+        due = now + int(predicted * (1 - SLACK))
+        patience = now + int(predicted) + SILENT_NS
+        self._flying.append(_Replay(number, slot, epoch, n_bytes, n_documents, now, due, patience))
+        return True
+
+    def _look(self, slept: bool) -> None:
+        """Look at every replay; report those that are complete, and learn from them."""
+        n_looks = 1 if slept else LOOKS // len(self._flying)
+        done = [replay for replay in self._flying if replay.slot.context.poll(n_looks)]
+        now = time.perf_counter_ns()
+        if not done:
+            self._doubt(now)
+            return
+        self._flying = [replay for replay in self._flying if replay not in done]
+        for first in range(0, len(done), COMPLETED_PER_PACKET):
+            self._report(done[first : first + COMPLETED_PER_PACKET], now)
+        for replay in done:
+            replay.slot.busy = False
+            replay.slot.prediction.seen(replay.n_bytes, now - replay.launched_ns, slept)
+        if self._leaving:
+            self._let_go()
+
+    def _report(self, done: list[_Replay], now: int) -> None:
+        flagged = [_write_reasons(replay) if replay.slot.context.any_flagged() else 0 for replay in done]
+        cpu_ns = time.thread_time_ns()
+        share, self._cpu_ns = (cpu_ns - self._cpu_ns) // len(done), cpu_ns
+        packet = b"".join(
+            COMPLETED.pack(
+                replay.number, replay.slot.context.n_tokens(), replay.epoch, now - replay.launched_ns, share, n_flagged
+            )
+            for replay, n_flagged in zip(done, flagged, strict=True)
+        )
+        self._launches.send(packet)
+
+    def _doubt(self, now: int) -> None:
+        """Ask the driver about replays that are much too late, and look at them less often."""
+        late = [replay for replay in self._flying if now > replay.patience_ns]
+        for replay in late:
+            replay.slot.context.alive()
+            if now - replay.launched_ns > TIMEOUT_NS:
+                raise DeviceFault(f"the device has not finished a replay within {TIMEOUT_NS // 10**9} seconds")
+            replay.due_ns = now + LATE_NAP_NS
+
+    def _take_news(self) -> None:
+        os.eventfd_read(self._loader.wake_fd)
+        news = self._loader.news
+        while news:
+            item = news.popleft()
+            if isinstance(item, BaseException):
+                raise item
+            if isinstance(item, Model):
+                self._models[item.number] = item
+                self._slots |= item.slots
+                send_report(self._control, item.report)
+            elif isinstance(item, Refused):
+                send_report(self._control, item)
+            elif isinstance(item, Unload):
+                self._leaving.add(item.model)
+                self._let_go()
+
+    def _let_go(self) -> None:
+        """Free the tokenizers that were unloaded and have no replay under way."""
+        for number in self._leaving - {replay.number >> SLOT_BITS for replay in self._flying}:
+            self._leaving.remove(number)
+            model = self._models.pop(number, None)
+            if model is not None:
+                for slot in model.slots:
+                    del self._slots[slot]
+                threading.Thread(target=model.free, daemon=True).start()
+
+
+def _write_reasons(replay: _Replay) -> int:
+    """Put the reasons where the frontend reads them; how many documents there are."""
+    reasons = replay.slot.context.reasons(replay.n_documents)
+    replay.slot.reasons[: replay.n_documents] = reasons
+    return int(np.count_nonzero(reasons))

@@ -1,0 +1,104 @@
+"""An engine process without a GPU: python -m tests.dispatcher.host_engine SCRIPT ... (see `HostEngine`).
+
+The reference encodes; what goes wrong is scripted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import tokenizers
+
+from dispatcher.gpu.child import python_command
+from dispatcher.gpu.engine_process import main
+from gpu_core.errors import DeviceUnavailable
+from gpu_core.execution import Gpu
+from gpu_core.host_device import EncodeOne, HostDevice, HostGpu
+from gpu_core.options import GpuOptions
+from gpu_core.tables import Tables
+
+
+@dataclass(frozen=True)
+class HostEngine:
+    """What the process does."""
+
+    files: dict[str, str]
+    """Paths of tokenizer.json by digest."""
+    polls: int = 1
+    """At which look a replay is complete."""
+    hang_after: int = 1 << 62
+    """Launches of one tokenizer after which no replay ends any more."""
+    fail_after: int = 1 << 62
+    """Launches of one tokenizer after which the device is dead."""
+    memory_bytes: int = 1 << 62
+    unavailable: str = ""
+    """Why there is no GPU."""
+    crash_while: str = ""
+    """The process dies at its start while this file exists."""
+    n_gpus: int = 1
+
+    def command(self) -> list[str]:
+        """What a link starts."""
+        return [*python_command("tests.dispatcher.host_engine"), json.dumps(asdict(self))]
+
+    def gpu(self, options: GpuOptions) -> Gpu:
+        """The GPU of the process."""
+        if self.crash_while and Path(self.crash_while).exists():
+            os._exit(9)
+        if self.unavailable:
+            raise DeviceUnavailable(self.unavailable)
+        gpu = HostGpu(self._device)
+        gpu.n_gpus = self.n_gpus
+        return gpu
+
+    def _device(self, key: str, tables: Tables) -> HostDevice:
+        return HungDevice(
+            reference_pairs(Path(self.files[key]).read_text()),
+            memory_bytes=self.memory_bytes,
+            polls=self.polls,
+            fail_after=self.fail_after,
+            token_starts=False,
+        ).after(self.hang_after)
+
+
+class HungDevice(HostDevice):
+    """A device whose replays do not end from some launch on, though it seems alive."""
+
+    def after(self, n_launches: int) -> HungDevice:
+        """Hang after so many launches."""
+        self._limit = n_launches
+        return self
+
+    @property
+    def polls(self) -> int:
+        """Looks that the replay launched last needs."""
+        return self._polls if self.n_launches <= self._limit else 1 << 62
+
+    @polls.setter
+    def polls(self, polls: int) -> None:
+        self._polls = polls
+
+
+def reference_pairs(text: str) -> EncodeOne:
+    """The reference as what a device computes; a document that is not UTF-8 needs the CPU."""
+    reference = tokenizers.Tokenizer.from_str(text)
+    reference.no_truncation()
+    reference.no_padding()
+
+    def encode(document: bytes) -> list[tuple[int, int]] | int:
+        try:
+            ids = reference.encode(document.decode(), add_special_tokens=False).ids
+        except UnicodeDecodeError:
+            return 2
+        return [(i, 0) for i in ids]
+
+    return encode
+
+
+if __name__ == "__main__":
+    script = HostEngine(**json.loads(sys.argv[1]))
+    os._exit(main(sys.argv[2:], script.gpu))
