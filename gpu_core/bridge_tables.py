@@ -39,19 +39,25 @@ _FIRST_OF_LITERAL, _FIRST_OF_RUN = 0x80, 0x40
 
 
 class Joins:
-    """Whether a token may lie across two neighbours, as the kernel sees it. Called with two characters."""
+    """Whether a token may lie across two neighbours, as the kernel sees it: exact within ASCII, else too often."""
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """`arrays`: those of the tables."""
         self._exact, self._bits = arrays["ascii_pairs"], arrays["pair_bits"]
 
     def __call__(self, x: str, y: str) -> bool:
-        """Exact within ASCII, else one bit that may be set by other pairs, too."""
-        a, b = (ord(" " if char == BLANK else char) for char in (x, y))
-        if a < _ASCII and b < _ASCII:
-            return bool(self._exact[a, b >> 5] >> np.uint32(b & 31) & 1)
-        at = int(pair_hash(np.array([a]), np.array([b]))[0])
-        return bool(self._bits[at >> 5] >> np.uint32(at & 31) & 1)
+        """For two characters of a text."""
+        return bool(self.many(np.array([ord(x)]), np.array([ord(y)]))[0])
+
+    def many(self, x: NDArray[np.int64], y: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """For pairs of code points of a text."""
+        x, y = (np.where(points == ord(BLANK), ord(" "), points) for points in (x, y))
+        is_ascii = (x | y) < _ASCII
+        at = pair_hash(x, y)
+        hashed = self._bits[at >> 5] >> (at & 31).astype(np.uint32)
+        exact = self._exact[np.where(is_ascii, x, 0), np.where(is_ascii, y, 0) >> 5] >> (y & 31).astype(np.uint32)
+        joined: NDArray[np.bool_] = (np.where(is_ascii, exact, hashed) & 1).astype(bool)
+        return joined
 
 
 def check_bridge_support(spec: TokenizerSpec) -> None:

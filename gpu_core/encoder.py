@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gpu_core.bridge_cut import cuts_of
 from gpu_core.contexts import set_up
 from gpu_core.encoding import Encoding, Lease, PartResult, ResidentEncoding, Times
 from gpu_core.errors import NoFreeContext
@@ -28,7 +29,7 @@ from gpu_core.layout import FLAG_IDS, FLAG_TOKEN_STARTS, REASON_NOT_NORMAL, REAS
 from gpu_core.literals import device_literals
 from gpu_core.normal_form import Normalize, Rewriter
 from gpu_core.options import GpuOptions
-from gpu_core.safe_cut import SafeCuts
+from gpu_core.safe_cut import Cuts, SafeCuts
 from gpu_core.spec import TokenizerSpec, read_spec
 from gpu_core.tables import load_tables
 from gpu_core.waiting import AdaptiveWait, SpinWait, Waited, sharpen_sleep
@@ -50,7 +51,7 @@ def load(data: bytes, options: GpuOptions | None = None, normalize: Normalize | 
     # CuPy takes a second to import, and whoever has no GPU needs none of it.
     from gpu_core.device import CudaDevice
 
-    return Encoder(spec, CudaDevice(tables, options), options, normalize)
+    return Encoder(spec, CudaDevice(tables, options), options, normalize, cuts_of(spec, tables))
 
 
 @dataclass(slots=True)
@@ -69,15 +70,21 @@ class Encoder:
     """A ladder of execution contexts on one device, for one tokenizer."""
 
     def __init__(
-        self, spec: TokenizerSpec, device: Device, options: GpuOptions, normalize: Normalize | None = None
+        self,
+        spec: TokenizerSpec,
+        device: Device,
+        options: GpuOptions,
+        normalize: Normalize | None = None,
+        cuts: Cuts | None = None,
     ) -> None:
         """Set up every size class, largest first; without memory for all of them, those that fit, and a warning.
 
         With `normalize`, the normalizer of the reference, `encode` tries documents that are not in normal form again.
+        `cuts`: see `bridge_cut.cuts_of`; by default those of a byte-level tokenizer.
         """
         self.spec, self.device, self.options = spec, device, options
-        self._rewriter = Rewriter(spec, normalize) if normalize and spec.normalizers else None
-        self._cuts = SafeCuts(spec.pattern_family, device_literals(spec), bool(spec.normalizers))
+        self._rewriter = Rewriter(spec, normalize) if normalize and spec.normalizers == ("NFC",) else None
+        self.cuts = cuts or SafeCuts(spec.pattern_family, device_literals(spec), bool(spec.normalizers))
         self._adaptive, self._spin = AdaptiveWait(), SpinWait()
         if options.wait == "adaptive":
             sharpen_sleep()
@@ -143,7 +150,7 @@ class Encoder:
         """How a batch beyond the largest class is taken apart."""
         return self.ladder.plan(
             [len(document) for document in documents],
-            lambda document, low, high: self._cuts.last_before(documents[document], low, high),
+            lambda document, low, high: self.cuts.last_before(documents[document], low, high),
         )
 
     def _flags(self, count_only: bool, token_starts: bool) -> int:

@@ -7,18 +7,19 @@ tokens(x + y) = tokens(x) + tokens(y) for any x, y whose last and first characte
     letter | punctuation, newline, blank, number, CJK, and CJK | any other class      DeepSeek-V3
     number | another class                all
 
-and when no added token lies across the cut.
+and when no added token lies across the cut. BPE over characters has other pairs, see `gpu_core.bridge_cut`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpu_core.classes import FAMILY_CLASSES, family_classes, normal_form_classes
+from gpu_core.errors import UnsupportedTokenizer
 
 SEARCH_BYTES = 1 << 16
 """How far before the limit a cut is searched for; the longest gap seen in real text is 136 characters."""
@@ -38,24 +39,41 @@ _BOUNDARIES: dict[str, set[tuple[str, str]]] = {
 }  # fmt: skip
 
 
-class SafeCuts:
-    """Cuts of one tokenizer: its pattern family, its added tokens, and whether it normalizes."""
-
-    def __init__(self, family: str, literals: Iterable[bytes], normalizes: bool) -> None:
-        self._family, self._normalizes = family, normalizes
-        self._literals = tuple(literals)
-        self._reach = max(map(len, self._literals), default=1) - 1
+class Cuts(Protocol):
+    """Finds safe cuts of one tokenizer."""
 
     def last_before(self, text: Any, low: int, high: int) -> int | None:
         """The last cut in low < cut <= high, None if there is none within reach.
 
         `text` is a buffer; its bytes on both sides of `high` may be looked at.
         """
+        ...
+
+
+class CutSearch:
+    """Searches a text backwards for a cut. See `Cuts`."""
+
+    def __init__(
+        self,
+        literals: Iterable[bytes],
+        allowed: Callable[[NDArray[np.int64]], NDArray[np.bool_]],
+        easy: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset()),
+    ) -> None:
+        """`allowed`: for code points, whether a cut between each two neighbours is safe, added tokens aside.
+
+        `easy`: bytes before and behind a cut that are always safe, to be tried first.
+        """
+        self._literals, self._allowed, self._easy = tuple(literals), allowed, easy
+        self._reach = max(map(len, self._literals), default=1) - 1
+
+    def last_before(self, text: Any, low: int, high: int) -> int | None:
+        """See `Cuts`."""
         floor = max(low, high - SEARCH_BYTES)
         first = max(0, floor - self._reach - 3)
         window = bytes(text[first : high + self._reach + 4])
-        for cut in range(high - first, floor - first, -1):
-            near = window[cut - 1] in _ASCII_LETTER and cut < len(window) and window[cut] in _ASCII_AFTER
+        before, after = self._easy
+        for cut in range(high - first, floor - first, -1) if before else ():
+            near = window[cut - 1] in before and cut < len(window) and window[cut] in after
             if near and not self._in_literal(window, cut):
                 return first + cut
         found = self._by_class(window, floor - first, high - first)
@@ -95,6 +113,21 @@ class SafeCuts:
             if low < cut <= high and not self._in_literal(window, cut):
                 return cut
         return None
+
+
+class SafeCuts:
+    """Cuts of a byte-level tokenizer: its pattern family, its added tokens, and whether it normalizes."""
+
+    def __init__(self, family: str, literals: Iterable[bytes], normalizes: bool) -> None:
+        """Raises `UnsupportedTokenizer` for a family whose cuts are not known."""
+        if family not in _BOUNDARIES:
+            raise UnsupportedTokenizer(f"no safe cuts are known for the pattern family {family!r}")
+        self._family, self._normalizes = family, normalizes
+        self._search = CutSearch(literals, self._allowed, (_ASCII_LETTER, _ASCII_AFTER))
+
+    def last_before(self, text: Any, low: int, high: int) -> int | None:
+        """See `Cuts`."""
+        return self._search.last_before(text, low, high)
 
     def _allowed(self, points: NDArray[np.int64]) -> NDArray[np.bool_]:
         """For each pair of neighbours, whether a cut between them is safe."""
