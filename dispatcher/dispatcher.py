@@ -41,10 +41,10 @@ class Dispatcher:
         `soon` does so from the loop itself (`loop.call_soon`): jobs submitted in one turn of the loop are queued at the
         end of it, so that no worker asks for the interpreter while the loop still reads. None queues each at once.
         """
-        self.admission = Admission(options)
+        self.n_workers = options.cpu_workers or max(MIN_WORKERS, os.cpu_count() or 1)
+        self.admission = Admission(options, self.n_workers)
         self.clocks = ThreadClocks()
         self.shadow = ShadowCheck(options.shadow_check, self.clocks)
-        self.n_workers = options.cpu_workers or max(MIN_WORKERS, os.cpu_count() or 1)
         self._wake = wake
         self._soon = soon
         self._submitted: list[Job[Any]] = []
@@ -61,6 +61,7 @@ class Dispatcher:
     def submit(self, job: Job[Any]) -> None:
         """Queue a job; its slot is released when no thread works on it any more."""
         self._in_flight.add(job)
+        self.admission.backlog.enter(job.slot.n_bytes)
         if self._soon is None:
             self._queue.put([job])
             return
@@ -75,6 +76,7 @@ class Dispatcher:
 
     def sweep(self) -> None:
         """Answer every job whose deadline passed, whether it waits or runs. Called periodically."""
+        self.admission.observe()
         now = time.monotonic_ns()
         for job in [job for job in self._in_flight if job.deadline_ns and now > job.deadline_ns and not job.settled]:
             error = deadline_exceeded()
@@ -129,11 +131,12 @@ class Dispatcher:
         job.abandoned = True
         if job.claim():
             job.forget()
-            self._leave(job)
+            self._leave(job, answered=False)
 
-    def _leave(self, job: Job[Any]) -> None:
+    def _leave(self, job: Job[Any], answered: bool = True) -> None:
         if job in self._in_flight:
             self._in_flight.remove(job)
+            self.admission.backlog.leave(job.slot.n_bytes, answered)
             job.slot.release()
 
     @staticmethod

@@ -28,6 +28,7 @@ class Job(Generic[A]):
         "deadline_ns",
         "error",
         "fail",
+        "flow",
         "is_long",
         "model",
         "on_done",
@@ -47,6 +48,7 @@ class Job(Generic[A]):
         on_done: Callable[[A | None, SidetokError | None], Any],
         slot: Slot,
         deadline_ns: int,
+        flow: str = "",
     ) -> None:
         self.read = read
         self.write = write
@@ -55,6 +57,8 @@ class Job(Generic[A]):
         self.slot = slot
         self.deadline_ns = deadline_ns
         """On the clock of `time.monotonic_ns`; 0 = never."""
+        self.flow = flow
+        """Whose job it is, for `dispatcher.flow_queue`."""
         self.submitted_ns = time.monotonic_ns()
         self.model = ""
         """The name of the model, known once the body was read."""

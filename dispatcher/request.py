@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from dispatcher.tokenizer import Tokenizer
 
 TruncationSide = Literal["left", "right"]
+Route = Literal["auto", "cpu", "gpu"]
+"""Where a request asks to be answered; auto leaves it to the policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class EncodeRequest:
     """UTF-8 bytes of all documents (may be estimated from the body)."""
     is_batch: bool = False
     """The caller sent a list, so the answer is one, too."""
+    route: Route = "auto"
 
 
 @dataclass(slots=True)

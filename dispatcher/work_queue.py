@@ -3,24 +3,24 @@
 Waking a thread costs more than encoding a short document, and threads that share one interpreter get in each other's
 way. So short jobs gather behind a worker that is awake, and a further worker is woken only when the backlog grows or
 the awake ones are busy with long jobs. A long job never makes short ones wait while a worker is idle. Huge jobs, which
-may take seconds, never take the last worker: however many of them wait, one worker is left for all others.
+may take seconds (some text takes a microsecond a byte, and no native call can be interrupted), never take the last
+worker: however many of them wait, one worker is left for all others.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from dispatcher.backlog import HUGE_BYTES
+from dispatcher.flow_queue import FlowQueue
 from dispatcher.job import Job
 
 WAIT_NS = 1_000_000
 """Short jobs may wait this long for a worker that is awake before another one is woken."""
 LONG_BYTES = 16_384
 """A job with a larger body is long."""
-HUGE_BYTES = 262_144
-"""A job with a larger body is huge: some text takes a microsecond a byte, and no native call can be interrupted."""
 LONG_NS = 100_000
 """When short bodies take longer than this on average (a slow engine), every job is long."""
 SMOOTHING = 0.1
@@ -30,14 +30,14 @@ ROUND_BYTES = 32_768
 
 
 class WorkQueue:
-    """First in, first out, but for huge jobs that wait for their turn.
+    """First in, first out, but for huge jobs that wait for their turn, and fair between flows when many jobs wait.
 
     `put` is called by the event loop, `get` and `finished` by workers.
     """
 
     def __init__(self) -> None:
-        self._jobs: deque[Job[Any]] = deque()
-        self._huge: deque[Job[Any]] = deque()
+        self._jobs = FlowQueue()
+        self._huge = FlowQueue()
         self._lock = threading.Lock()
         self._parked: list[threading.Lock] = []
         self._n_workers = 0
@@ -94,6 +94,10 @@ class WorkQueue:
         first = jobs[0]
         if first.slot.n_bytes <= LONG_BYTES:
             self._short_ns += (cpu_ns / len(jobs) - self._short_ns) * SMOOTHING
+        if self._jobs.is_fair or self._huge.is_fair:
+            with self._lock:
+                for job in jobs:
+                    (self._huge if _is_huge(job) else self._jobs).charge(job.flow, cpu_ns / len(jobs))
         if first.is_long:
             with self._lock:
                 self._n_long -= 1
@@ -127,9 +131,11 @@ class WorkQueue:
 
     def _next(self) -> Job[Any] | None:
         """Under the lock: the job that a worker may take now, the older one of both kinds."""
-        first = self._jobs[0] if self._jobs else None
-        if self._huge and (self._closed or self._n_huge < max(1, self._n_workers - 1)):
-            huge = self._huge[0]
+        first = self._jobs.head()
+        if self._closed or self._n_huge < max(1, self._n_workers - 1):
+            huge = self._huge.head()
+            if huge is None:
+                return first
             if first is None or huge.submitted_ns < first.submitted_ns:
                 return huge
         return first
@@ -148,9 +154,9 @@ class WorkQueue:
             return [first], self._next_to_wake()
         jobs = [first]
         n_bytes = first.slot.n_bytes
-        while self._jobs and len(jobs) < ROUND_JOBS:
-            n_bytes += self._jobs[0].slot.n_bytes
-            if n_bytes > ROUND_BYTES or self._jobs[0].slot.n_bytes > LONG_BYTES:
+        while (job := self._jobs.head()) is not None and len(jobs) < ROUND_JOBS:
+            n_bytes += job.slot.n_bytes
+            if n_bytes > ROUND_BYTES or job.slot.n_bytes > LONG_BYTES:
                 break
             jobs.append(self._jobs.popleft())
         return jobs, None

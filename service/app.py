@@ -18,6 +18,7 @@ from fastapi.responses import JSONResponse, Response
 from service import __version__
 from service.dialects import Detokenize, Tokenize
 from service.endpoint import Endpoint
+from service.head import request_id_of
 from service.hot import Receive, Scope, Send
 from service.native import Count, Decode, Encode
 from service.openapi import paths
@@ -37,13 +38,18 @@ class App(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry."""
-        if scope["type"] == "http" and (endpoint := self._endpoints.get(scope["path"])) is not None:
-            if scope["method"] == "POST":
-                await self._hot(endpoint, scope, receive, send)
-            else:
-                await _method_not_allowed(send)
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
             return
-        await super().__call__(scope, receive, send)
+        endpoint = self._endpoints.get(scope["path"])
+        if endpoint is not None and scope["method"] == "POST":
+            await self._hot(endpoint, scope, receive, send)
+            return
+        send = _with_request_id(scope, send)
+        if endpoint is not None:
+            await _method_not_allowed(send)
+        else:
+            await super().__call__(scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
         """The schema of all endpoints, hot ones included."""
@@ -107,6 +113,18 @@ def make_app(service: Service) -> App:
     app.get("/metrics", tags=["metrics"])(metrics)
     app.get("/version", tags=["health"])(version)
     return app
+
+
+def _with_request_id(scope: Scope, send: Send) -> Send:
+    """`send`, which names the request in the head of its answer, as hot requests do."""
+    request_id = request_id_of(dict(scope["headers"]).get(b"x-request-id")).encode()
+
+    async def named(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+        await send(message)
+
+    return named
 
 
 async def _method_not_allowed(send: Send) -> None:

@@ -33,6 +33,10 @@ class Head:
     """From the `X-Sidetok-Dialect` header: `vllm` or `sglang`; empty for the server's default."""
     encoding: bytes = b""
     """From `Content-Encoding`."""
+    route: bytes = b""
+    """From the `X-Sidetok-Route` header: `cpu`, `gpu` or `auto`; empty = auto."""
+    client: str = ""
+    """Whose request it is, for fair shares: by its API key, else by the peer of its connection."""
 
 
 @dataclass(slots=True)

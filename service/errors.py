@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from dispatcher import errors as dispatch
 from dispatcher.gpu.link import EngineLost
+from dispatcher.gpu.messages import BadMessage
 from gpu_core import errors as core
 
 
@@ -66,6 +67,7 @@ TABLE: dict[type[core.SidetokError], Status] = {
     dispatch.DeadlineExceeded: Status(504, "TimeoutError", "deadline"),
     dispatch.Cancelled: Status(499, "ClientClosedRequest", "cancelled"),
     dispatch.EngineFault: Status(500, "InternalServerError", "error"),
+    BadMessage: Status(500, "InternalServerError", "error"),
     EngineLost: Status(500, "InternalServerError", "error"),
     core.TokenizerFileError: Status(400, "BadRequestError", "bad_request"),
     core.UnsupportedTokenizer: Status(501, "NotImplementedError", "bad_request"),

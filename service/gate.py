@@ -9,7 +9,7 @@ from typing import Protocol
 
 from dispatcher.admission import Slot
 from dispatcher.dispatcher import Dispatcher
-from dispatcher.errors import EngineFault
+from dispatcher.errors import EngineFault, TooBusy
 from dispatcher.job import Job
 from dispatcher.options import DispatcherOptions
 from gpu_core.errors import OverloadError, SidetokError
@@ -17,7 +17,9 @@ from service.endpoint import Answer, Endpoint, Head
 from service.errors import BodyTooLarge, status_of
 from service.head import check_head
 from service.meter import RequestMeter
+from service.model_hint import named_model
 from service.options import ServiceOptions
+from service.registry import Registry
 
 log = logging.getLogger("sidetok.access")
 
@@ -35,7 +37,12 @@ class Gate:
     """One per process; all methods run on the event loop."""
 
     def __init__(
-        self, dispatcher: Dispatcher, meter: RequestMeter, service: ServiceOptions, work: DispatcherOptions
+        self,
+        dispatcher: Dispatcher,
+        meter: RequestMeter,
+        service: ServiceOptions,
+        work: DispatcherOptions,
+        registry: Registry,
     ) -> None:
         self.dispatcher = dispatcher
         self.endpoints: dict[str, Endpoint] = {}
@@ -45,6 +52,7 @@ class Gate:
         self.closing = False
         """Answers close their connections (the service drains)."""
         self._admission = dispatcher.admission
+        self._registry = registry
         self._meter = meter
         self._max_body_bytes = service.max_body_bytes
         self._timeout_s = work.timeout_s
@@ -55,7 +63,8 @@ class Gate:
         check_head(head)
         n_bytes = head.content_length or 0
         self.check_size(n_bytes)
-        return self._admission.admit(n_bytes)
+        timeout_s = self._timeout_s if head.timeout_s is None else head.timeout_s
+        return self._admission.admit(n_bytes, head.client, timeout_s)
 
     def deadline_of(self, head: Head) -> int:
         """The deadline of a request whose head arrived now, on the clock of `time.monotonic_ns`; 0 = never."""
@@ -84,7 +93,19 @@ class Gate:
     def submit(
         self, endpoint: Endpoint, head: Head, body: bytes, slot: Slot, deadline_ns: int, on_done: OnDone
     ) -> Job[Answer]:
-        """Queue the job of a request whose body is complete. `on_done` runs once, unless the job is cancelled."""
+        """Queue the job of a request whose body is complete. `on_done` runs once, unless the job is cancelled.
+
+        Raises `TooBusy`, and then gives the slot back, when its model already holds its share.
+        """
+        flow = head.client
+        if self._registry.n_models > 1:
+            model = self._registry.canonical(named_model(head, body))
+            flow = f"{flow} {model}"
+            try:
+                slot.assign(model)
+            except TooBusy:
+                slot.release()
+                raise
         job: Job[Answer] = Job(
             lambda: endpoint.read(head, body),
             lambda request, result: endpoint.write(head, request, result),
@@ -92,6 +113,7 @@ class Gate:
             on_done,
             slot,
             deadline_ns,
+            flow,
         )
         self.dispatcher.submit(job)
         return job

@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 
+from dispatcher.request import Route
 from service.endpoint import Head
 from service.errors import InvalidBody, UnsupportedMediaType
 
@@ -18,11 +19,19 @@ _ID_PREFIX = os.urandom(8).hex()
 _next_id = itertools.count(1).__next__
 
 MAX_TIMEOUT_S = 3600.0
+_ROUTES: dict[bytes, Route] = {b"": "auto", b"auto": "auto", b"cpu": "cpu", b"gpu": "gpu"}
 
 
 def new_request_id() -> str:
     """An id that is unique across processes: a random prefix and a counter."""
     return f"{_ID_PREFIX}-{_next_id():x}"
+
+
+def request_id_of(given: bytes | None) -> str:
+    """The client's own id if it is one, else a new one."""
+    if given is None or not _REQUEST_ID.fullmatch(given):
+        return new_request_id()
+    return given.decode("ascii")
 
 
 def read_head(path: str, query: bytes, header_list: list[tuple[bytes, bytes]]) -> Head:
@@ -33,12 +42,7 @@ def read_head(path: str, query: bytes, header_list: list[tuple[bytes, bytes]]) -
     """
     headers = dict(header_list)
     get = headers.get
-    request_id = get(b"x-request-id")
-    if request_id is None or not _REQUEST_ID.fullmatch(request_id):
-        name = new_request_id()
-    else:
-        name = request_id.decode("ascii")
-    head = Head(path, query, header_list, name)
+    head = Head(path, query, header_list, request_id_of(get(b"x-request-id")))
     content_type = get(b"content-type")
     if content_type is not None:
         head.content_type = content_type.partition(b";")[0].strip().lower()
@@ -51,6 +55,10 @@ def read_head(path: str, query: bytes, header_list: list[tuple[bytes, bytes]]) -
     if (timeout := get(b"x-request-timeout")) is not None:
         head.timeout_s = _timeout(timeout)
     head.encoding = get(b"content-encoding", b"")
+    head.route = get(b"x-sidetok-route", b"")
+    if (key := get(b"x-api-key") or get(b"authorization")) is not None:
+        # Keys differ between processes, and cannot be told from what is kept of them.
+        head.client = f"key {hash(key):x}"
     return head
 
 
@@ -62,6 +70,13 @@ def check_head(head: Head) -> None:
         raise InvalidBody(f"X-Request-Timeout is a number of seconds above 0 and at most {MAX_TIMEOUT_S:g}.")
     if head.dialect not in (b"", b"vllm", b"sglang"):
         raise InvalidBody("X-Sidetok-Dialect is vllm or sglang.")
+    if head.route not in _ROUTES:
+        raise InvalidBody("X-Sidetok-Route is cpu, gpu or auto.")
+
+
+def route_of(head: Head) -> Route:
+    """The route that the head asks for; `check_head` has seen it."""
+    return _ROUTES[head.route]
 
 
 def _timeout(value: bytes) -> float:

@@ -41,6 +41,8 @@ class HotPath:
         """Answer one request, whatever happens, unless the client is gone."""
         start_ns = time.perf_counter_ns()
         head = read_head(scope["path"], scope["query_string"], scope["headers"])
+        if not head.client and (peer := scope.get("client")):
+            head.client = peer[0]
         receive = incoming = _Incoming(receive)
         outcome, model = "cancelled", ""
         try:

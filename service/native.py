@@ -10,7 +10,7 @@ import msgpack
 import numpy as np
 import orjson
 
-from dispatcher.request import DecodeRequest, EncodedDocument, EncodeOptions, EncodeRequest, Request, Result
+from dispatcher.request import DecodeRequest, EncodedDocument, EncodeOptions, EncodeRequest, Request, Result, Route
 from gpu_core.errors import SidetokError
 from service.codecs import (
     JSON,
@@ -27,6 +27,7 @@ from service.codecs import (
 )
 from service.endpoint import Answer, Head
 from service.errors import InvalidBody, status_of
+from service.head import route_of
 from service.registry import Registry
 
 _BOOLEANS = {
@@ -37,7 +38,7 @@ _BOOLEANS = {
     "return_special_tokens_mask": "special_tokens_mask",
 }
 _EXTRAS = ("char_offsets", "byte_offsets", "token_strings", "special_tokens_mask")
-_ENCODE_FIELDS = {*_BOOLEANS, "model", "text", "max_tokens", "truncation_side"}
+_ENCODE_FIELDS = {*_BOOLEANS, "model", "text", "max_tokens", "truncation_side", "route"}
 _DECODE_FIELDS = {"model", "ids", "skip_special_tokens"}
 
 
@@ -62,10 +63,9 @@ class Encode:
         documents = (
             [text_of(item, f"text[{i}]") for i, item in enumerate(text)] if is_batch else [text_of(text, "text")]
         )
+        route = _route(fields, head)
         options = encode_options(tuple(fields.items()), self.count_only)
-        request = EncodeRequest(model.name, model.ready_tokenizer, documents, options, len(body))
-        request.is_batch = is_batch
-        return request
+        return EncodeRequest(model.name, model.ready_tokenizer, documents, options, len(body), is_batch, route)
 
     def write(self, head: Head, request: Request, result: Result) -> Answer:
         """See `service.endpoint.Endpoint`."""
@@ -180,6 +180,17 @@ def _model_name(fields: Fields) -> str | None:
     if name is not None and not isinstance(name, str):
         raise InvalidBody("`model` is a name.", "model")
     return name
+
+
+def _route(fields: Fields, head: Head) -> Route:
+    """The field, else the header."""
+    route = fields.pop("route", None)
+    if route is None:
+        return route_of(head)
+    if route not in ("auto", "cpu", "gpu"):
+        raise InvalidBody("`route` is cpu, gpu or auto.", "route")
+    known: Route = route
+    return known
 
 
 def _refuse_unknown(fields: Fields, known: set[str]) -> None:

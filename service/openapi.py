@@ -43,6 +43,12 @@ _ENCODE_REQUEST: Schema = {
         "add_special_tokens": _flag(True, "Run the tokenizer's post-processor (BOS, EOS, ...)."),
         "max_tokens": _optional({"type": "integer", "minimum": 0}, description="Keep at most this many ids."),
         "truncation_side": {"type": "string", "enum": ["left", "right"], "default": "right"},
+        "route": {
+            "type": "string",
+            "enum": ["auto", "cpu", "gpu"],
+            "default": "auto",
+            "description": "Where to encode: on a CPU engine, on the GPU, or where the service thinks best.",
+        },
         "return_char_offsets": _flag(False, "Start and end of each id, in characters."),
         "return_byte_offsets": _flag(False, "Start and end of each id, in bytes of the UTF-8."),
         "return_token_strings": _flag(False, "The token of each id, as the vocabulary spells it."),
@@ -103,7 +109,7 @@ _ERRORS = {
     "413": "The body is over the limit.",
     "415": "The content type is not one of ours.",
     "429": "Too much in flight; see Retry-After.",
-    "503": "The model is not loaded yet; see Retry-After.",
+    "503": "The model is not loaded yet, or the GPU route was asked for and is not ready; see Retry-After.",
     "504": "The deadline passed.",
 }
 

@@ -23,6 +23,7 @@ from service.endpoint import Answer, Endpoint, Head
 from service.gate import Gate
 from service.head import read_head
 from service.hot import LINGER_BYTES, LINGER_S
+from service.peer import peer_of
 
 log = logging.getLogger("sidetok.protocol")
 
@@ -117,7 +118,12 @@ class HotCycle:
         assert self._slot is not None
         gate = self._protocol.gate
         del gate.uploads[self]
-        self._job = gate.submit(self._endpoint, self._head, body, self._slot, self._deadline_ns, self._done)
+        slot, self._slot = self._slot, None
+        try:
+            self._job = gate.submit(self._endpoint, self._head, body, slot, self._deadline_ns, self._done)
+        except SidetokError as error:
+            answer, outcome = gate.refusal(self._endpoint, self._head, error)
+            self._finish(answer, "", outcome)
 
     def lost(self) -> None:
         """The client is gone: the work is dropped."""
@@ -140,10 +146,13 @@ class HotCycle:
         model = self._job.model
         # The connection keeps its last cycle; the job would keep the body.
         self._job = None
+        self._finish(answer, model, outcome)
+
+    def _finish(self, answer: Answer, model: str, outcome: str) -> None:
         self._write(answer)
         if not self.keep_alive:
             self._protocol.transport.close()
-        gate.record(self._head, model, outcome, self._start_ns)
+        self._protocol.gate.record(self._head, model, outcome, self._start_ns)
         self._protocol.on_response_complete()
 
     def _stop(self, error: SidetokError) -> None:
@@ -194,6 +203,8 @@ class Protocol(HttpToolsProtocol):
     _seen_headers: Any = None
     """The header list of the latest request whose head is complete."""
     _n_head_bytes = 0
+    _peer = ""
+    """Who is at the other end, for fair shares."""
     _n_unread = 0
     """Bytes of answers that the client had not read when the connection was last found idle."""
     _unread: Slot | None = None
@@ -202,6 +213,7 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connected. One that sends nothing is as idle as one between requests."""
         super().connection_made(transport)
+        self._peer = peer_of(transport)
         self._watch_idle(HEAD_S)
 
     def data_received(self, data: bytes) -> None:
@@ -241,6 +253,7 @@ class Protocol(HttpToolsProtocol):
             super().on_headers_complete()
             return
         head = read_head(path.decode("latin-1"), query, self.headers)
+        head.client = head.client or self._peer
         cycle: Any = HotCycle(self, endpoint, head, self.parser.should_keep_alive())
         self.cycle = self._hot = cycle
         cycle.begin(self.expect_100_continue)

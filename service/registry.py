@@ -100,6 +100,10 @@ class Registry:
         _ = model.ready_tokenizer
         return model
 
+    def canonical(self, name: str) -> str:
+        """The model's own name for a name or alias; that of the default model for what is unknown."""
+        return self._names.get(name, self.default).name
+
     def names(self) -> list[str]:
         """Every name that `resolve` knows: models first, then aliases."""
         return list(self._names)

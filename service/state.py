@@ -44,7 +44,7 @@ class Service:
         self._loop = asyncio.get_running_loop()
         self.dispatcher = Dispatcher(work, self._loop.call_soon_threadsafe, self._loop.call_soon)
         self.dispatcher.clocks.register("event_loop")
-        self.gate = Gate(self.dispatcher, self.meter, options, work)
+        self.gate = Gate(self.dispatcher, self.meter, options, work, registry)
         self.hot = HotPath(self.gate)
         self.metrics = Metrics(self)
         self._background = ThreadPoolExecutor(1, "sidetok-background", self._register_background)

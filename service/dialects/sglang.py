@@ -21,6 +21,7 @@ from service.dialects.body import Mistakes, error_answer, packed_ids, read_json,
 from service.dialects.sglang_chat import render
 from service.endpoint import Answer, Head
 from service.errors import ChatTemplateError, InvalidBody, UnknownModel, UnsupportedMediaType, status_of
+from service.head import route_of
 from service.registry import Model, Registry
 
 NO_CHAT_TEMPLATE = "The model has no chat template; send text as `prompt`."
@@ -78,6 +79,7 @@ class Tokenize:
             _WITH_SPECIAL if special else _WITHOUT_SPECIAL,
             len(body),
             is_batch,
+            route_of(head),
             max_model_len=model.tokenizer_max_len or model.max_model_len,
         )
 

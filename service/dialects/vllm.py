@@ -32,6 +32,7 @@ from service.dialects.vllm_chat import template_messages
 from service.dialects.vllm_schema import Chat, Completion, Ids, validate_detokenize, validate_tokenize
 from service.endpoint import Answer, Head
 from service.errors import ChatTemplateError, InvalidBody, UnknownModel, UnsupportedMediaType, status_of
+from service.head import route_of
 from service.registry import Model, Registry
 
 BOTH_FLAGS = "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
@@ -96,6 +97,7 @@ class Tokenize:
             [text],
             options,
             len(body),
+            route=route_of(head),
             max_model_len=model.max_model_len,
             return_token_strs=bool(form.return_token_strs),
         )

@@ -115,7 +115,7 @@ def test_refusals_are_counted_by_reason() -> None:
     for _ in range(2):
         with pytest.raises(TooBusy):
             gate.admit(0)
-    assert gate.shed == {"requests": 2, "bytes": 3}
+    assert gate.shed == {"requests": 2, "bytes": 3, "wait": 0, "client_share": 0, "model_share": 0}
 
 
 def test_no_sequence_of_calls_loses_count() -> None:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from dispatcher.admission import Admission
+from dispatcher.backlog import HUGE_BYTES
 from dispatcher.job import Job
 from dispatcher.options import DispatcherOptions
-from dispatcher.work_queue import HUGE_BYTES, LONG_BYTES, ROUND_BYTES, ROUND_JOBS, WAIT_NS, WorkQueue
+from dispatcher.work_queue import LONG_BYTES, ROUND_BYTES, ROUND_JOBS, WAIT_NS, WorkQueue
 from tests.fakes import LIMIT_S, FakeJob, FakeTokenizer
 
 TOKENIZER = FakeTokenizer()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from typing import Any
@@ -206,5 +207,20 @@ def test_the_loop_keeps_time() -> None:
             while time.monotonic() < end_s:
                 pass
             await eventually(lambda: it.service.lag.worst_s >= 0.1)
+
+    run(test())
+
+
+def test_every_answer_names_its_request() -> None:
+    """Control endpoints, unknown paths and refused methods send back the request's id, or one of their own."""
+
+    async def test() -> None:
+        async with running(registry()) as it:
+            for path, method in [(path, "GET") for path in (*CONTROL, "/nothing", "/v1/encode")] + [("/ready", "POST")]:
+                send = await it.call(path, method=method, x_request_id="my-id")
+                assert send.headers[b"x-request-id"] == b"my-id", path
+                assert re.fullmatch(
+                    rb"[0-9a-f]+-[0-9a-f]+", (await it.call(path, method=method)).headers[b"x-request-id"]
+                )
 
     run(test())

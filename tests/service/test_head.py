@@ -8,7 +8,7 @@ import pytest
 
 from service.endpoint import Head
 from service.errors import InvalidBody, UnsupportedMediaType
-from service.head import check_head, new_request_id, read_head
+from service.head import check_head, new_request_id, read_head, route_of
 
 TRACE = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
@@ -132,3 +132,22 @@ def test_dialects() -> None:
 def test_a_length_is_a_number() -> None:
     """Content-Length becomes a number."""
     assert head_of(content_length=b"123").content_length == 123
+
+
+@pytest.mark.parametrize(("value", "route"), [(b"", "auto"), (b"auto", "auto"), (b"cpu", "cpu"), (b"gpu", "gpu")])
+def test_a_route_is_asked_for(value: bytes, route: str) -> None:
+    """Three names; anything else is refused."""
+    head = head_of(x_sidetok_route=value)
+    check_head(head)
+    assert route_of(head) == route
+    with pytest.raises(InvalidBody, match="X-Sidetok-Route"):
+        check_head(head_of(x_sidetok_route=value + b"x"))
+
+
+def test_clients_are_told_apart_by_their_key() -> None:
+    """Equal keys are one client; the key itself is not kept; without one the client is not known here."""
+    first, again, other = (head_of(authorization=b"Bearer " + key).client for key in (b"secret", b"secret", b"x"))
+    assert first == again != other
+    assert "secret" not in first
+    assert head_of(x_api_key=b"k", authorization=b"a").client == head_of(x_api_key=b"k").client != ""
+    assert head_of().client == ""

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 from prometheus_client.parser import text_string_to_metric_families
 
+from dispatcher.admission import REASONS
 from dispatcher.options import DispatcherOptions
 from service import __version__
 from tests.fakes import FakeTokenizer
@@ -84,7 +85,7 @@ def test_every_family_is_there_from_the_start() -> None:
         assert samples["sidetok_build_info"] == {labels(version=__version__): 1}
         assert samples["sidetok_ready"][()] == 1
         assert samples["sidetok_cpu_workers"][()] == 2
-        assert samples["sidetok_shed_total"] == {labels(reason="requests"): 0, labels(reason="bytes"): 0}
+        assert samples["sidetok_shed_total"] == {labels(reason=reason): 0 for reason in REASONS}
         assert {dict(key)["model"]: value for key, value in samples["sidetok_model_info"].items()} == {
             "fake": 1,
             "other": 1,

@@ -401,3 +401,21 @@ def test_a_request_knows_its_size() -> None:
         body, _ = write_request(codec, "text", "abc", {})
         request = ENCODE.read(read_head("/v1/encode", b"", [(b"content-type", codec.encode())]), body)
         assert (request.n_bytes, request.model, request.is_batch) == (len(body), "a", False)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("endpoint", [ENCODE, COUNT], ids=["encode", "count"])
+def test_a_route_is_asked_for(codec: str, endpoint: Any) -> None:
+    """The field, else the header, else the policy decides; another name is refused."""
+
+    def route(header: str = "", **options: Any) -> str:
+        body, query = write_request(codec, "text", "ab", options)
+        headers = [(b"content-type", codec.encode()), (b"x-sidetok-route", header.encode())]
+        read: str = endpoint.read(read_head("/v1/encode", query.encode(), headers), body).route
+        return read
+
+    assert (route(), route("gpu"), route("gpu", route="cpu"), route(route="auto")) == ("auto", "gpu", "cpu", "auto")
+    for wrong in ("tpu", 1, True):
+        body, query = write_request(codec, "text", "ab", {"route": wrong})
+        error = error_of(ask(endpoint, body, query.encode(), content_type=codec))
+        assert (error["code"], error["param"]) == (400, "route")

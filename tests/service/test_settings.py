@@ -134,6 +134,7 @@ def test_durations(text: str, expected: float) -> None:
         (["--shadow-check", "a lot"], "not a number"),
         (["--max-body-bytes", "64 megs"], "not a size"),
         (["--max-body-bytes=-1KiB"], "below 0"),
+        (["--max-in-flight", "0"], "--max-in-flight: '0' is below 1"),
         (["--keep-alive", "1500ms"], "not a whole number of seconds"),
         (["--drain-timeout", "5 days"], "not a duration"),
         (["--drain-timeout", "inf"], "not a duration"),

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from dispatcher.work_queue import HUGE_BYTES
+from dispatcher.backlog import HUGE_BYTES
 from service.state import IDLE_TICKS
 from tests.fakes import LIMIT_S, FakeTokenizer, Gate
 from tests.service_fakes import FakeRegistry, eventually, run, running
