@@ -21,7 +21,8 @@ from gpu_core import layout
 from gpu_core.tables import Tables
 
 _SOURCES = (layout.kernel_directory(), Path(__file__).parent)
-_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-U_FORTIFY_SOURCE")
+_WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas")
+_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", *_WARNINGS, "-U_FORTIFY_SOURCE")
 
 
 def compiler() -> str | None:
@@ -29,15 +30,15 @@ def compiler() -> str | None:
     return shutil.which("g++")
 
 
-def build(defines: dict[str, int], cache_dir: Path, flags: tuple[str, ...] = ()) -> Path:
-    """The shared library of the kernels with these macros; compiled unless the cache holds it already."""
+def build(defines: dict[str, int], cache_dir: Path, flags: tuple[str, ...] = (), entry: str = "host.cpp") -> Path:
+    """The shared library of the kernels that `entry` takes, with these macros; compiled unless the cache holds it."""
     cxx = compiler()
     if cxx is None:
         raise FileNotFoundError("no C++ compiler: install g++")
     sources = sorted(path for directory in _SOURCES for path in directory.iterdir() if path.suffix in _SUFFIXES)
     macros = [f"-D{name}={value}" for name, value in sorted(defines.items())]
     digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in sources))
-    digest.update(" ".join([cxx, *_FLAGS, *flags, *macros]).encode())
+    digest.update(" ".join([cxx, *_FLAGS, *flags, *macros, entry]).encode())
     target = cache_dir / f"kernels-{digest.hexdigest()[:16]}.so"
     if not target.exists():
         cache_dir.mkdir(parents=True, exist_ok=True)
@@ -45,7 +46,7 @@ def build(defines: dict[str, int], cache_dir: Path, flags: tuple[str, ...] = ())
             output = Path(work) / "kernels.so"
             includes = [f"-I{directory}" for directory in _SOURCES]
             command: list[str | Path] = [cxx, *_FLAGS, *flags, "-DSIDETOK_SHIM", *macros, *includes, "-o", output]
-            subprocess.run([*command, _SOURCES[1] / "host.cpp"], check=True)
+            subprocess.run([*command, _SOURCES[1] / entry], check=True)
             output.replace(target)
     return target
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from gpu_core.decoder import DecodeOptions, load_decoder
 from gpu_core.layout import TILE
 from gpu_core.shim import HostPipeline
+from gpu_core.shim.decoding import HostDecodeDevice
 from gpu_core.spec import read_spec
 from gpu_core.tables import build_tables
 from tests.data import tokenizer_json
@@ -33,7 +35,19 @@ def main(family: str, cache_dir: str, *flags: str) -> None:
                 n_answered += 1
                 assert result.document_ids(i).tolist() == reference.encode(text, add_special_tokens=False).ids
     pipeline.encode([b"\xff\xe4\xb8", b"\xb8"])
+    decode(data, reference, HostDecodeDevice(Path(cache_dir), flags), rng)
     print(f"answered {n_answered}")
+
+
+def decode(data: bytes, reference: Tokenizer, device: HostDecodeDevice, rng: random.Random) -> None:
+    """Decode random sequences, in one launch and in several."""
+    decoder = load_decoder(data, device, DecodeOptions(capacity_ids=2048, max_sequences=50))
+    n_ids = len(decoder.tables.pieces)
+    for n in (1, 40, 60):
+        sequences = [[rng.randrange(n_ids + 5) for _ in range(rng.randrange(60))] for _ in range(n)]
+        decoding = decoder.decode(sequences, skip_special_tokens=n == 40)
+        expected = reference.decode_batch(sequences, skip_special_tokens=n == 40)
+        assert [decoding.text(i) for i in range(n)] == expected
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_core.decode_layout import DECODE_KERNEL
 from gpu_core.layout import KERNELS, Kernel, kernel_directory
 from gpu_core.tables import FAMILIES
 from tests.data import FULL
@@ -67,3 +68,16 @@ def test_kernels_compile(kernel: Kernel, architecture: str) -> None:
         status, log, n_bytes = compile_kernel(library, source, options)
         assert status == 0, log
         assert n_bytes > 1_000
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_decoding_compiles(architecture: str) -> None:
+    """One kernel for all tokenizers, without a warning."""
+    library = nvrtc()
+    if library is None:
+        pytest.skip("the package nvidia-cuda-nvrtc is not installed (extra: dev)")
+    source = (kernel_directory() / DECODE_KERNEL.source).read_text()
+    options = [f"--gpu-architecture={architecture}", "--std=c++17", f"-I{kernel_directory()}", "-Werror=all-warnings"]
+    status, log, n_bytes = compile_kernel(library, source, options)
+    assert status == 0, log
+    assert n_bytes > 1_000
