@@ -70,6 +70,7 @@ class DeviceFacts:
 class _Model:
     key: str
     memory: memoryview
+    sent_s: float
     slots: tuple[Slot, ...] = ()
     n_captures: int = 0
 
@@ -95,7 +96,7 @@ class ProcessLink:
         self.refused: dict[str, str] = {}
         """Tokenizers that the engine could not set up, with the reason."""
         self._options, self._command = options, [*(command or python_command(ENGINE))]
-        self._places = slot_places(options)
+        self.places = slot_places(options)
         self._models: dict[int, _Model] = {}
         self._numbers = itertools.count()
         self._slots: dict[str, tuple[Slot, ...]] = {}
@@ -221,10 +222,10 @@ class ProcessLink:
 
         Raises `OSError` when there is no memory for its arena or no engine.
         """
-        arena_fd, memory = make_arena(arena_bytes(self._places))
+        arena_fd, memory = make_arena(arena_bytes(self.places))
         number = next(self._numbers)
         try:
-            self._models[number] = _Model(key, memory)
+            self._models[number] = _Model(key, memory, time.monotonic())
             send_order(self.control, Load(number, key, tables_fd, arena_fd))
         finally:
             os.close(arena_fd)
@@ -269,9 +270,15 @@ class ProcessLink:
         """Of the process; 0 before it was started."""
         return self._process.pid if self._process else 0
 
-    def oldest_launch_ns(self) -> int:
-        """When the oldest replay under way was launched, on the monotonic clock; 0 = none is."""
-        return min((shared.launched_ns for shared in list(self._shared.values()) if shared.launched_ns), default=0)
+    def longest_replay_s(self) -> float:
+        """For how long the oldest replay has been under way; 0 = there is none."""
+        launched = [shared.launched_ns for shared in list(self._shared.values()) if shared.launched_ns]
+        return (time.monotonic_ns() - min(launched)) / 1e9 if launched else 0.0
+
+    def longest_load_s(self) -> float:
+        """For how long the engine has been about to load tokenizers; 0 = it is not."""
+        sent = [model.sent_s for model in self._models.values() if not model.slots]
+        return time.monotonic() - min(sent) if sent else 0.0
 
     def cpu_ns(self) -> int:
         """CPU time of the process so far, all threads; callable from any thread."""
@@ -345,8 +352,8 @@ class ProcessLink:
         slots = []
         for i in sorted(report.places):
             number = report.model << SLOT_BITS | i
-            slot = self._places[i].slot(number, model.key, model.memory)
-            self._shared[number] = _Shared(slot, self._places[i].reasons(model.memory))
+            slot = self.places[i].slot(number, model.key, model.memory)
+            self._shared[number] = _Shared(slot, self.places[i].reasons(model.memory))
             slots.append(slot)
         model.slots, model.n_captures = tuple(slots), report.n_captures
         assert self.facts is not None

@@ -15,38 +15,74 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dispatcher.gpu.child import python_command
-from gpu_core.errors import InternalError, TokenizerFileError, UnsupportedTokenizer
+from gpu_core.errors import TokenizerFileError, UnsupportedTokenizer
 from gpu_core.spec import read_spec
 from gpu_core.tables import Tables, load_tables
 
 MODULE = "dispatcher.gpu.table_builder"
 LIMIT_S = 120.0
+_N_AT_A_TIME = 2
 _EXIT_UNSUPPORTED = 3
 
 
-def build_in_process(data: bytes, cache_dir: Path | None) -> int:
-    """The descriptor of a file of the tables of a tokenizer.json, which belongs to the caller.
+class TableBuilders:
+    """Builds the tables of tokenizers, a few at a time."""
 
-    Raises `UnsupportedTokenizer` with the reason, `InternalError` when the process fails, and `OSError`.
-    """
-    fd = os.memfd_create("sidetok-tables", os.MFD_CLOEXEC)
-    try:
-        command = [*python_command(MODULE), str(fd), str(cache_dir or "")]
-        done = subprocess.run(command, input=data, stdout=subprocess.PIPE, pass_fds=(fd,), timeout=LIMIT_S, check=False)
-        if done.returncode == _EXIT_UNSUPPORTED:
-            raise UnsupportedTokenizer(done.stdout.decode(errors="replace").strip())
-        if done.returncode:
-            raise InternalError(f"building the tables ended with status {done.returncode}")
-        return fd
-    except subprocess.TimeoutExpired:
-        os.close(fd)
-        raise InternalError(f"building the tables took over {LIMIT_S:.0f} seconds") from None
-    except BaseException:
-        os.close(fd)
-        raise
+    def __init__(self, cache_dir: Path | None, on_built: Callable[[str, int, str], None]) -> None:
+        """`on_built` gets key, descriptor and "", or key, -1 and the reason why there is none; on a thread of its own.
+
+        The descriptor is that of a file of the tables, and belongs to the callee.
+        """
+        self._cache_dir, self._on_built = cache_dir, on_built
+        self._threads = ThreadPoolExecutor(_N_AT_A_TIME, "sidetok-tables")
+        self._processes: set[subprocess.Popen[bytes]] = set()
+        self._closed = False
+
+    def submit(self, key: str, data: bytes) -> None:
+        """Build those of a tokenizer.json some time soon."""
+        self._threads.submit(self._build, key, data)
+
+    def close(self) -> None:
+        """End what is under way; nobody hears of it."""
+        self._closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for process in list(self._processes):
+            process.kill()
+        self._threads.shutdown()
+
+    def _build(self, key: str, data: bytes) -> None:
+        fd = os.memfd_create("sidetok-tables", os.MFD_CLOEXEC)
+        try:
+            reason = self._run(fd, data)
+        except OSError as error:
+            reason = f"the tables cannot be built: {error.strerror}"
+        if reason or self._closed:
+            os.close(fd)
+            fd = -1
+        if not self._closed:
+            self._on_built(key, fd, reason)
+
+    def _run(self, fd: int, data: bytes) -> str:
+        """Why there are no tables; empty if there are."""
+        command = [*python_command(MODULE), str(fd), str(self._cache_dir or "")]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(fd,))
+        self._processes.add(process)
+        try:
+            said, _nothing = process.communicate(data, LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            return f"building the tables took over {LIMIT_S:.0f} seconds"
+        finally:
+            self._processes.discard(process)
+        if process.returncode == _EXIT_UNSUPPORTED:
+            return said.decode(errors="replace").strip()
+        return f"building the tables ended with status {process.returncode}" if process.returncode else ""
 
 
 def write_tables(fd: int, tables: Tables) -> None:
