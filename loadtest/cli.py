@@ -1,0 +1,164 @@
+"""The command `sidetok-loadtest`: run, report, compare, capacity."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from loadtest.errors import LoadTestError
+from loadtest.options import LoadOptions
+from loadtest.scenarios import SCENARIOS
+from service.settings import Parser, Setting, settings_of
+
+USAGE = """\
+usage: sidetok-loadtest COMMAND [ARGUMENT ...]
+
+  run SCENARIO         offer load to a running service and write what came of it
+  report RESULT ...    Markdown, and plots with --plots FOLDER
+  compare A B          two results side by side
+  capacity RESULT ...  from measured rates to GPUs fed and cost
+
+`sidetok-loadtest COMMAND --help` says more.
+"""
+CANNOT_RUN, NOT_RIGHT = 2, 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Status 1: wrong answers or failed requests; 2: the command line or the target is at fault."""
+    argv = sys.argv[1:] if argv is None else argv
+    name, rest = (argv[0], argv[1:]) if argv else ("", [])
+    if name in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0
+    command = COMMANDS.get(name)
+    if command is None:
+        print(f"sidetok-loadtest: no command named {name!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)
+        return CANNOT_RUN
+    try:
+        return command(rest)
+    except LoadTestError as error:
+        print(f"sidetok-loadtest: {error}", file=sys.stderr)
+        return CANNOT_RUN
+
+
+def run(argv: Sequence[str]) -> int:
+    """`sidetok-loadtest run SCENARIO`."""
+    name, options, patience_s = parse_run(argv)
+    # Imported late: --help must not wait for them.
+    from loadtest.progress import shown
+    from loadtest.report import markdown
+    from loadtest.result import write_result
+    from loadtest.run import run as run_scenario
+    from loadtest.run import wait_for
+    from loadtest.target import parse_target
+
+    wait_for(parse_target(options.target), patience_s)
+    with shown() as progress:
+        result = run_scenario(name, options, progress)
+    path = Path(options.output or f"sidetok-{name}.json")
+    write_result(path, result)
+    print(markdown([result]))
+    print(f"written to {path}", file=sys.stderr)
+    return NOT_RIGHT if went_wrong(result) else 0
+
+
+def went_wrong(result: dict[str, Any]) -> bool:
+    """Whether any id was wrong, or a request failed in a step that is not simply more than the server can take."""
+    different = any(step["equality"].get("n_different") for step in result["steps"])
+    failed = any(step["failures"] and not step["saturated"] for step in result["steps"])
+    lost = not result["options"]["find_saturation"] and any(step["saturated"] for step in result["steps"])
+    return different or failed or lost
+
+
+def parse_run(argv: Sequence[str]) -> tuple[str, LoadOptions, float]:
+    """Scenario, options, and how long to wait for the target. A bad value is one line and exit status 2."""
+    parser = Parser(prog="sidetok-loadtest run", description="Offer load to a running service, over its public wires.")
+    described = "; ".join(f"{scenario.name}: {scenario.doc}" for scenario in SCENARIOS.values())
+    parser.add_argument("scenario", choices=tuple(SCENARIOS), help=described.replace("%", "%%"))
+    parser.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="Wait this long for the target.")
+    settings = settings_of(LoadOptions)
+    for setting in settings:
+        _add_flag(parser, setting)
+    namespace = parser.parse_args(argv)
+    values = {}
+    for setting in settings:
+        given = getattr(namespace, setting.field, None)
+        try:
+            values[setting.field] = setting.default if given is None else _parsed(setting, given)
+        except ValueError as error:
+            parser.error(f"{setting.flag}: {error}")
+    return namespace.scenario, LoadOptions(**values), namespace.wait
+
+
+def _add_flag(parser: argparse.ArgumentParser, setting: Setting) -> None:
+    shown = "" if setting.default in ("", False) else f" Default: {setting.show(setting.default)}."
+    text = f"{setting.doc}{shown}".replace("%", "%%")
+    if setting.type is bool:
+        parser.add_argument(setting.flag, dest=setting.field, action="store_true", default=None, help=text)
+    else:
+        metavar = "{" + ",".join(setting.choices) + "}" if setting.choices else setting.name.upper()
+        parser.add_argument(setting.flag, dest=setting.field, metavar=metavar, help=text)
+
+
+def _parsed(setting: Setting, given: Any) -> Any:
+    return given if setting.type is bool else setting.parse(given)
+
+
+def report(argv: Sequence[str]) -> int:
+    """`sidetok-loadtest report RESULT ...`."""
+    parser = Parser(prog="sidetok-loadtest report", description="Results as Markdown and plots.")
+    parser.add_argument("results", nargs="+", type=Path)
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="Draw plots into this folder.")
+    parser.add_argument("--format", choices=("png", "svg"), default="png", help="Of the plots.")
+    arguments = parser.parse_args(argv)
+    from loadtest.report import markdown
+    from loadtest.result import read_result
+
+    results = [read_result(path) for path in arguments.results]
+    print(markdown(results))
+    if arguments.plots:
+        from loadtest.plots import draw
+
+        for path in draw(results, arguments.plots, arguments.format):
+            print(f"drawn: {path}", file=sys.stderr)
+    return 0
+
+
+def compare(argv: Sequence[str]) -> int:
+    """`sidetok-loadtest compare A B`."""
+    parser = Parser(prog="sidetok-loadtest compare", description="Two results side by side; ratios are B over A.")
+    parser.add_argument("a", type=Path)
+    parser.add_argument("b", type=Path)
+    arguments = parser.parse_args(argv)
+    from loadtest.compare import compared
+    from loadtest.result import read_result
+
+    print(compared(read_result(arguments.a), read_result(arguments.b)))
+    return 0
+
+
+def capacity(argv: Sequence[str]) -> int:
+    """`sidetok-loadtest capacity RESULT ...`."""
+    parser = Parser(prog="sidetok-loadtest capacity", description="From measured rates to GPUs fed and cost.")
+    parser.add_argument("results", nargs="+", type=Path)
+    parser.add_argument(
+        "--core-hour", type=float, default=0.0, metavar="PRICE", help="Price of a CPU core for an hour."
+    )
+    parser.add_argument("--gpu-hour", type=float, default=0.0, metavar="PRICE", help="Price of a GPU for an hour.")
+    arguments = parser.parse_args(argv)
+    from loadtest.capacity import Prices, table
+    from loadtest.result import read_result
+
+    print(table([read_result(path) for path in arguments.results], Prices(arguments.core_hour, arguments.gpu_hour)))
+    return 0
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "run": run, "report": report, "compare": compare, "capacity": capacity,
+}  # fmt: skip
+
+if __name__ == "__main__":
+    sys.exit(main())

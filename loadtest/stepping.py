@@ -1,0 +1,66 @@
+"""Which rates are tried, and when a server has had enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from loadtest.errors import BadOption
+
+MIN_ACHIEVED = 0.95
+MAX_FAILED = 0.01
+FEW = 20
+"""With fewer requests than this in a step, one on the way at its end would look like a rate that is missed."""
+Step = dict[str, Any]
+
+
+def parse_rates(text: str, default: float) -> list[float]:
+    """Rates by commas; the default where there are none. Raises `BadOption`."""
+    try:
+        rates = [float(part) for part in text.split(",")] if text else [default]
+    except ValueError as error:
+        raise BadOption(f"--rate {text!r} is no list of numbers") from error
+    if not all(0 < rate < float("inf") for rate in rates):
+        raise BadOption(f"--rate {text!r} has a rate that is not above 0")
+    return rates
+
+
+def why_saturated(step: Step) -> str | None:
+    """Why a step is more than the server can take; None when it is not."""
+    n_failed = sum(step["failures"].values())
+    if n_failed > MAX_FAILED * step["n_requests"]:
+        return f"{n_failed} of {step['n_requests']} requests failed or were refused"
+    if step["n_requests"] >= FEW and step["achieved_per_s"] < MIN_ACHIEVED * step["offered_per_s"]:
+        return f"{step['achieved_per_s']:.6g} answers/s for {step['offered_per_s']:.6g} requests/s"
+    return None
+
+
+def search(run: Callable[[float], Step], start: float, factor: float, max_steps: int) -> list[Step]:
+    """Steps of rising rates, to the first that is saturated. Raises `BadOption` for a factor that does not rise."""
+    if factor <= 1:
+        raise BadOption(f"--step-factor {factor:g} is not above 1")
+    steps: list[Step] = []
+    rate = start
+    for _ in range(max_steps):
+        steps.append(run(rate))
+        if steps[-1]["saturated"]:
+            break
+        rate *= factor
+    return steps
+
+
+def saturation(steps: list[Step]) -> dict[str, Any]:
+    """The highest rate that was sustained, the lowest that was not, and who set the limit.
+
+    A step in which the client processes were busy for more than half of their time says nothing about the server.
+    """
+    sustained = [step for step in steps if not step["saturated"]]
+    saturated = [step for step in steps if step["saturated"]]
+    best = max(sustained, key=lambda step: step["achieved_per_s"], default=None)
+    first = min(saturated, key=lambda step: step["offered_per_s"], default=None)
+    return {
+        "sustained_per_s": best["achieved_per_s"] if best else None,
+        "saturated_at_per_s": first["offered_per_s"] if first else None,
+        "reason": first["saturated"] if first else None,
+        "limited_by": "generator" if any(s and s["generator"]["limits"] for s in (best, first)) else "server",
+    }
