@@ -5,8 +5,8 @@ Both routes are predicted as if the work joined the end of their queues now:
     CPU   backlog / workers, unless one is idle  +  documents * (fixed + byte * mean size)
     GPU   rest of the replay under way           +  replay of the batch that the work would be in
 
-The faster one answers. When they are equal within 10 %, the one that takes less of the host's CPU does: it is kept while
-it is at most 10 % slower, and changed to while it is at most 5 % slower, so that noise changes nothing.
+The faster one answers. When they are equal within 10 %, the one that takes less of the host's CPU does: it is kept
+while it is at most 10 % slower, and changed to while it is at most 5 % slower, so that noise changes nothing.
 
     choose_route(n_bytes, n_documents, CpuState(...), [GpuState(...)], now_ns) -> Choice(route, reason, gpu)
 """

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dispatcher.gpu.held_ids import HeldIds
+from gpu_core.ladder import Piece
 
 Text = bytes | memoryview
 """One document: valid UTF-8."""
@@ -23,8 +24,11 @@ NOT_READY = "not ready"
 NO_SLOT = "no slot"
 CANCELLED = "cancelled"
 EXPIRED = "expired"
-FALLBACK_REASONS = (ENGINE_LOST, ENGINE_SILENT, NOT_READY, NO_SLOT, CANCELLED, EXPIRED)
+UNREADABLE = "unreadable"
+FALLBACK_REASONS = (ENGINE_LOST, ENGINE_SILENT, NOT_READY, NO_SLOT, UNREADABLE, CANCELLED, EXPIRED)
 """Why a group leaves without an answer. The last two: nobody waits for it any more."""
+SETTLED = "settled"
+"""Why what is left of a group leaves when its caller was told already."""
 
 
 class Group:
@@ -37,6 +41,7 @@ class Group:
     __slots__ = (
         "cancelled",
         "count_only",
+        "cuts",
         "deadline_ns",
         "documents",
         "ids",
@@ -46,14 +51,17 @@ class Group:
         "n_bytes",
         "n_left",
         "n_tokens",
+        "n_waiting",
         "needs_cpu",
         "next",
         "on_done",
         "on_fallback",
         "order",
         "pieces",
+        "queued_ns",
         "settled",
         "submitted_ns",
+        "waiting_bytes",
     )
 
     def __init__(
@@ -89,11 +97,26 @@ class Group:
         self.settled = False
         """One of the callbacks was or is being called."""
 
+        # The fields from here on belong to the route.
         self.n_left = len(documents)
-        """Documents and pieces of documents that are still to come. The fields from here on belong to the route."""
-        self.order: Sequence[int] = ()
-        """Documents for the batches that it shares with others, if these are not simply all of them."""
+        """Documents and pieces of documents that are still to come."""
+        self.n_waiting = self.n_left
+        """Of those that share batches with others: not launched yet. `waiting_bytes` in bytes."""
+        self.waiting_bytes = self.n_bytes
+        self.order: list[int] | range | None = None
+        """Documents that share batches, if these are not simply all of them, and `next`, the first one waiting."""
         self.next = 0
-        """How many of those were launched."""
-        self.pieces: dict[int, list[Ids | int | None]] = {}
-        """Of a document that is cut: what each piece answered."""
+        self.queued_ns = 0
+        """When it took its place in the queue."""
+        self.cuts: dict[int, tuple[Piece, ...]] | None = None
+        """Documents that are longer than any slot, and where they are cut."""
+        self.pieces: dict[int, list[bytes | None]] = {}
+        """Ids of the pieces of those, as far as they are there."""
+
+    def why_unwanted(self, now_ns: int) -> str:
+        """The reason why it should not be launched any more; empty when it should."""
+        if self.cancelled:
+            return CANCELLED
+        if self.deadline_ns and now_ns > self.deadline_ns:
+            return EXPIRED
+        return SETTLED if self.settled else ""

@@ -76,7 +76,7 @@ class RouteSnapshot:
     stage_cpu_ns: int
     """CPU time of filling and launching, on whatever thread did it."""
     deliver_cpu_ns: int
-    """CPU time of the route's thread for results, callbacks included."""
+    """CPU time of the route's thread for waiting and results, without staging and callbacks."""
     engine_cpu_ns: int
 
 

@@ -1,0 +1,328 @@
+"""The route's side of one engine incarnation: who does what on which thread, and what happens when it ends.
+
+Whatever changes the queue is an event in a deque, which any thread may append to. `pump` takes the lock only if it is
+free: whoever holds it looks for events again after letting go, so none is left behind, and no thread ever waits for
+another one that fills a slot. Callbacks run outside the lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from dispatcher.gpu.batch import Batch, Former, ModelQueue, RouteLimits
+from dispatcher.gpu.group import ENGINE_LOST, ENGINE_SILENT, UNREADABLE, Group
+from dispatcher.gpu.link import Completion, EngineLink, EngineLost
+from dispatcher.gpu.results import Reader
+from dispatcher.gpu.route_tally import ClassKey, RouteTally
+from dispatcher.gpu.staging import STEP_BYTES, fill_alone, fill_shared
+
+_NO_TEXT = (TypeError, ValueError, BufferError)
+"""What copying something that is no bytes raises."""
+
+log = logging.getLogger("sidetok.gpu_route")
+
+
+class Replay(NamedTuple):
+    """One replay as the observed costs want to know it."""
+
+    model_key: str
+    kind: str
+    """Content kind of its first group."""
+    n_bytes: int
+    n_documents: int
+    took_ns: int
+    """From launch to results at hand."""
+    cpu_ns: int
+    """Host CPU in all processes."""
+
+
+class Clocks(NamedTuple):
+    """Wall time, and the CPU time of the calling thread, in nanoseconds."""
+
+    wall: Callable[[], int]
+    cpu: Callable[[], int]
+
+
+class Incarnation:
+    """Batches for one link, until it is lost. `submit` from any thread, `turn` from the route's."""
+
+    def __init__(
+        self,
+        link: EngineLink,
+        limits: RouteLimits,
+        clocks: Clocks,
+        tally: RouteTally,
+        on_replay: Callable[[Replay], Any],
+    ) -> None:
+        self.link = link
+        self.former = Former(limits)
+        self.over = ""
+        """Why it ended; empty while it serves."""
+        self._limits, self._clocks, self._tally, self._on_replay = limits, clocks, tally, on_replay
+        self._lock = threading.Lock()
+        self._events: deque[tuple[Callable[[ModelQueue, Any], None], ModelQueue, Any]] = deque()
+        self._in_flight: dict[int, Batch] = {}
+        self._to_fill: deque[Batch] = deque()
+        self._filling: tuple[Batch, int] | None = None
+        self._to_tell: deque[tuple[Group, str]] = deque()
+        self._reader = Reader(limits.hold_from_bytes, self._may_hold, self._let_go)
+        self._turn_cpu_ns = 0
+        self._turn_thread = 0
+        self._look_ns = 0
+
+    def queue_of(self, model_key: str) -> ModelQueue | None:
+        """The queue of a model, made on first use; None when the engine does not serve it."""
+        queue = self.former.queues.get(model_key)
+        if queue is None and (slots := self.link.slots(model_key)):
+            with self._lock:
+                queue = self.former.queues.get(model_key)
+                if queue is None:
+                    queue = self.former.queues[model_key] = ModelQueue(model_key, slots, self._limits)
+            self._pump()
+        return queue
+
+    def submit(self, queue: ModelQueue, group: Group) -> None:
+        """Queue a group, and launch and fill what can be."""
+        self._events.append((self.former.add, queue, group))
+        self._pump()
+        while self._to_fill:
+            self._fill_next()
+        if self._to_tell:
+            self._tell()
+
+    def turn(self, timeout_s: float) -> None:
+        """Wait for completions, launch what has formed meanwhile, then hand out results."""
+        if not self._turn_thread:
+            self._turn_thread, self._turn_cpu_ns = threading.get_ident(), self._clocks.cpu()
+        try:
+            completions = self.link.wait(0.0 if self._to_fill or self._filling else timeout_s)
+        except EngineLost:
+            self.end(ENGINE_LOST)
+            return
+        ended: list[tuple[Batch, Completion]] = []
+        with self._lock:
+            for completion in completions:
+                batch = self._in_flight.pop(completion.slot.number, None)
+                if batch is not None:
+                    self.former.ended(batch)
+                    ended.append((batch, completion))
+            if not self.over:
+                self._advance()
+        self._pump()
+        self._deliver(ended)
+        self._fill_step()
+        self._pump()
+        self._tell()
+        self._look(self._clocks.wall())
+
+    def end(self, reason: str) -> None:
+        """Everything that is queued or in flight falls back; later groups do at once."""
+        with self._lock:
+            self._end(reason)
+        self._pump()
+        self._tell()
+
+    def _pump(self) -> None:
+        while self._events and self._lock.acquire(blocking=False):
+            try:
+                self._advance()
+            finally:
+                self._lock.release()
+
+    def _advance(self) -> None:
+        """Under the lock: apply events, launch, and reserve slots."""
+        events, former = self._events, self.former
+        while events:
+            apply, queue, item = events.popleft()
+            if self.over:
+                self._settle(item)
+            else:
+                apply(queue, item)
+        if self.over:
+            return
+        now_ns = self._clocks.wall()
+        while (batch := former.next(now_ns)) is not None:
+            if not self._launch(batch):
+                return
+        while (batch := former.reserve(now_ns)) is not None:
+            self._to_fill.append(batch)
+        if former.unwanted:
+            self._to_tell += former.unwanted
+            former.unwanted.clear()
+
+    def _launch(self, batch: Batch) -> bool:
+        """Under the lock: fill a shared batch and start it; false when the engine is gone."""
+        cpu_ns = self._clocks.cpu()
+        if batch.piece is None:
+            try:
+                fill_shared(batch)
+            except _NO_TEXT:
+                self._refuse(batch)
+                return True
+        self._in_flight[batch.slot.number] = batch
+        try:
+            self.link.launch(batch.slot, batch.n_bytes, batch.n_documents, batch.count_only)
+        except EngineLost:
+            self._end(ENGINE_LOST)
+            return False
+        tally = self._tally
+        tally.batch_documents.observe(batch.n_documents)
+        tally.batch_bytes.observe(batch.n_bytes)
+        self._staged(batch, cpu_ns)
+        return True
+
+    def _refuse(self, batch: Batch) -> None:
+        """Under the lock: a document is no text, so the batch is not launched."""
+        self.former.ended(batch)
+        self.former.give_back(batch.queue, batch.slot)
+        for group, _numbers in batch.shares:
+            self._settle(group, UNREADABLE)
+
+    def _deliver(self, ended: list[tuple[Batch, Completion]]) -> None:
+        """Read results, then call back: slots are free before anybody does something with the ids."""
+        if not ended:
+            return
+        finished: list[Group] = []
+        for batch, completion in ended:
+            finished += self._reader.read(batch, completion)
+        self._pump()
+        self._count(ended, self._clocks.wall())
+        for group in finished:
+            group.settled = True
+            call(group.on_done, group)
+        self._turn_cpu_ns = self._clocks.cpu()
+
+    def _count(self, ended: list[tuple[Batch, Completion]], now_ns: int) -> None:
+        spent_ns = self._clocks.cpu() - self._turn_cpu_ns
+        tally = self._tally
+        tally.n_views = self._reader.n_views
+        tally.deliver_cpu_ns += spent_ns
+        each_ns = spent_ns // len(ended)
+        for batch, completion in ended:
+            key = ClassKey(batch.queue.key, batch.slot.size.capacity)
+            tally.completed(key, batch.n_bytes, batch.n_documents, completion.replay_ns, completion.engine_cpu_ns)
+            tally.stage_cpu_ns += batch.stage_cpu_ns
+            if completion.needs_cpu:
+                tally.needs_cpu.update(completion.needs_cpu.values())
+            group = batch.shares[0][0] if batch.piece is None else batch.piece.group
+            cpu = batch.stage_cpu_ns + each_ns + completion.engine_cpu_ns
+            took_ns = now_ns - batch.launched_ns
+            self._on_replay(Replay(batch.queue.key, group.kind, batch.n_bytes, batch.n_documents, took_ns, cpu))
+
+    def _fill_next(self) -> None:
+        """Fill the next reserved slot; of several threads, each takes another one."""
+        try:
+            batch = self._to_fill.popleft()
+        except IndexError:
+            return
+        self._fill(batch, 0, batch.n_bytes)
+
+    def _fill_step(self) -> None:
+        """The route's thread fills in steps, because completions may come meanwhile."""
+        filling, self._filling = self._filling, None
+        if filling is None:
+            try:
+                filling = self._to_fill.popleft(), 0
+            except IndexError:
+                return
+        batch, n_filled = filling
+        n_filled = self._fill(batch, n_filled, STEP_BYTES)
+        if n_filled < batch.n_bytes:
+            self._filling = batch, n_filled
+
+    def _fill(self, batch: Batch, n_filled: int, n_bytes: int) -> int:
+        cpu_ns = self._clocks.cpu()
+        apply: Callable[[ModelQueue, Batch], None] = self.former.filled
+        try:
+            n_filled = fill_alone(batch, n_filled, n_bytes)
+        except _NO_TEXT:
+            apply, n_filled = self.former.refused, batch.n_bytes
+        self._staged(batch, cpu_ns)
+        if n_filled == batch.n_bytes:
+            self._events.append((apply, batch.queue, batch))
+            self._pump()
+        return n_filled
+
+    def _staged(self, batch: Batch, since_cpu_ns: int) -> None:
+        spent_ns = self._clocks.cpu() - since_cpu_ns
+        batch.stage_cpu_ns += spent_ns
+        if threading.get_ident() == self._turn_thread:
+            # Not the work of its turn, too.
+            self._turn_cpu_ns += spent_ns
+
+    def _may_hold(self, batch: Batch) -> bool:
+        with self._lock:
+            return self.former.hold(batch.queue, batch.slot)
+
+    def _let_go(self, batch: Batch, was_held: bool) -> None:
+        """A slot is free again. Does not block: the garbage collector may call it anywhere."""
+        apply = self.former.unhold if was_held else self.former.give_back
+        self._events.append((apply, batch.queue, batch.slot))
+        if was_held and self.former.starved:
+            self.link.interrupt()
+
+    def _look(self, now_ns: int) -> None:
+        """End the engine when a replay takes too long."""
+        if now_ns < self._look_ns or self.over:
+            return
+        silent_ns = int(self._limits.silent_after_s * 1e9)
+        self._look_ns = now_ns + silent_ns // 8
+        with self._lock:
+            launched_ns = min((batch.launched_ns for batch in self._in_flight.values()), default=now_ns)
+        if now_ns - launched_ns > silent_ns:
+            log.error("the GPU engine does not answer", extra={"in_flight": len(self._in_flight)})
+            self.end(ENGINE_SILENT)
+
+    def _end(self, reason: str) -> None:
+        """Under the lock. Slots that threads are filling come as events later."""
+        if self.over:
+            return
+        self.over = reason
+        batches = [*self._in_flight.values(), *self._to_fill]
+        self._in_flight.clear()
+        self._to_fill.clear()
+        filling, self._filling = self._filling, None
+        if filling is not None:
+            batches.append(filling[0])
+        for batch in batches:
+            self._settle(batch)
+        for group in self.former.waiting():
+            self._settle(group)
+        self._to_tell += self.former.unwanted
+        self.former.unwanted.clear()
+        for queue in self.former.queues.values():
+            queue.load.ready = False
+
+    def _settle(self, item: Any, reason: str = "") -> None:
+        """Under the lock: the groups behind a group, a batch or a slot will be told that nothing comes."""
+        if isinstance(item, Batch):
+            groups = [group for group, _numbers in item.shares]
+            if item.piece is not None:
+                groups.append(item.piece.group)
+        else:
+            groups = [item] if isinstance(item, Group) else []
+        for group in groups:
+            if not group.settled:
+                group.settled = True
+                self._to_tell.append((group, reason or self.over))
+
+    def _tell(self) -> None:
+        while self._to_tell:
+            try:
+                group, reason = self._to_tell.popleft()
+            except IndexError:
+                return
+            self._tally.fell_back(reason)
+            call(group.on_fallback, group, reason)
+
+
+def call(callback: Callable[..., object], *arguments: object) -> None:
+    """Call back; one group must not keep the others from their answers."""
+    try:
+        callback(*arguments)
+    except Exception as error:
+        log.error("a result of the GPU route could not be handed over", extra={"error": type(error).__name__})

@@ -1,0 +1,150 @@
+"""From a completed replay to the results of groups: one copy of ids for each document, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from dispatcher.gpu.batch import Alone, Batch
+from dispatcher.gpu.group import Group, Ids
+from dispatcher.gpu.held_ids import Hold, Holds, held_ids
+from dispatcher.gpu.link import Completion
+
+
+class Reader:
+    """Reads results out of slots.
+
+    `may_hold(batch)`: whether the slot may be kept from the next batch for handed-out views; `let_go(batch)`: called
+    once for each slot, when its results were read and all its views are gone, from any thread.
+    """
+
+    def __init__(
+        self, hold_from_bytes: int, may_hold: Callable[[Batch], bool], let_go: Callable[[Batch, bool], None]
+    ) -> None:
+        self.n_views = 0
+        self._hold_from = hold_from_bytes
+        self._may_hold, self._let_go = may_hold, let_go
+
+    def read(self, batch: Batch, completion: Completion) -> list[Group]:
+        """Hand results to the groups of a batch; the groups that are complete now."""
+        n_documents = batch.n_documents
+        first_tokens: list[int] = completion.slot.document_tokens[: n_documents + 1].tolist()
+        counts = [end - begin for begin, end in pairwise(first_tokens)]
+        ids, holds = self._ids(batch, completion, first_tokens, counts)
+        if batch.piece is not None:
+            finished = _give_piece(batch.piece, ids[0], counts[0], completion.needs_cpu.get(0))
+        else:
+            finished = _give_shares(batch.shares, ids, counts, completion.needs_cpu)
+        if holds is None:
+            self._let_go(batch, False)
+        return finished
+
+    def _ids(
+        self, batch: Batch, completion: Completion, first_tokens: list[int], counts: list[int]
+    ) -> tuple[Sequence[Ids | None], Holds | None]:
+        """Ids of each document of the batch."""
+        slot = completion.slot
+        if batch.count_only:
+            return [None] * batch.n_documents, None
+        if completion.n_tokens << 2 >= self._hold_from and (views := self._views_of(batch, completion, counts)):
+            holds = Holds(len(views), lambda: self._let_go(batch, True))
+            self.n_views += len(views)
+            return [
+                held_ids(slot.ids[begin:end], Hold(holds)) if document in views else slot.ids[begin:end].tobytes()
+                for document, (begin, end) in enumerate(pairwise(first_tokens))
+            ], holds
+        raw = slot.ids[: completion.n_tokens].tobytes()
+        if batch.n_documents == 1:
+            return [raw], None
+        ends = [4 * token for token in first_tokens]
+        return [raw[begin:end] for begin, end in pairwise(ends)], None
+
+    def _views_of(self, batch: Batch, completion: Completion, counts: list[int]) -> set[int]:
+        """Documents of the batch whose ids stay where they are."""
+        if batch.piece is not None and batch.piece.number is not None:
+            return set()
+        wanted = {
+            document
+            for document, count in enumerate(counts)
+            if count << 2 >= self._hold_from and document not in completion.needs_cpu
+        }
+        if not wanted or not self._may_hold(batch):
+            return set()
+        return wanted
+
+
+def _give_shares(
+    shares: list[tuple[Group, Sequence[int] | None]],
+    ids: Sequence[Ids | None],
+    counts: list[int],
+    needs_cpu: dict[int, str],
+) -> list[Group]:
+    finished: list[Group] = []
+    first = 0
+    for group, numbers in shares:
+        if numbers is None:
+            last = first + len(group.lengths)
+            group.n_tokens = counts[first:last]
+            if not group.count_only:
+                group.ids = [*ids[first:last]]
+            n_given = last - first
+        else:
+            last = first + len(numbers)
+            _prepare(group)
+            for number, at in zip(numbers, range(first, last), strict=True):
+                group.n_tokens[number] = counts[at]
+                if not group.count_only:
+                    group.ids[number] = ids[at]
+            n_given = len(numbers)
+        if needs_cpu:
+            for at in needs_cpu.keys() & range(first, last):
+                _needs_cpu(group, at - first if numbers is None else numbers[at - first], needs_cpu[at])
+        first = last
+        group.n_left -= n_given
+        if not group.n_left:
+            finished.append(group)
+    return finished
+
+
+def _give_piece(piece: Alone, ids: Ids | None, count: int, reason: str | None) -> list[Group]:
+    group, document = piece.group, piece.document
+    _prepare(group)
+    if reason is not None:
+        _needs_cpu(group, document, reason)
+    elif document not in group.needs_cpu:
+        group.n_tokens[document] += count
+        if not group.count_only:
+            if piece.number is None:
+                group.ids[document] = ids
+            else:
+                assert isinstance(ids, bytes)
+                _join(group, document, piece.number, ids)
+    group.n_left -= 1
+    return [] if group.n_left else [group]
+
+
+def _join(group: Group, document: int, number: int, ids: bytes) -> None:
+    """Put the ids of a piece to those of the others, which may end in any order."""
+    assert group.cuts is not None
+    pieces = group.pieces.setdefault(document, [None] * len(group.cuts[document]))
+    pieces[number] = ids
+    there = [part for part in pieces if part is not None]
+    if len(there) == len(pieces):
+        group.ids[document] = b"".join(there)
+        del group.pieces[document]
+
+
+def _prepare(group: Group) -> None:
+    """Make room for results that come one by one."""
+    if not group.n_tokens:
+        n_documents = len(group.lengths)
+        group.n_tokens = [0] * n_documents
+        if not group.count_only:
+            group.ids = [None] * n_documents
+
+
+def _needs_cpu(group: Group, document: int, reason: str) -> None:
+    group.needs_cpu[document] = reason
+    group.n_tokens[document] = 0
+    if not group.count_only:
+        group.ids[document] = None
