@@ -23,7 +23,7 @@ from dispatcher.gpu.arena import SlotPlace, arena_bytes, map_arena, slot_places
 from dispatcher.gpu.messages import SLOT_BITS, Load, Loaded, Refused, Unload, receive_order
 from dispatcher.gpu.table_builder import read_tables
 from gpu_core.contexts import set_up
-from gpu_core.errors import DeviceUnavailable
+from gpu_core.errors import DeviceFault, DeviceUnavailable
 from gpu_core.execution import ExecutionContext, Gpu, OutOfDeviceMemory
 from gpu_core.ladder import SizeClass
 from gpu_core.options import GpuOptions
@@ -50,7 +50,7 @@ class Model:
     """One tokenizer on the device."""
 
     def __init__(self, gpu: Gpu, order: Load, options: GpuOptions) -> None:
-        """Takes a second the first time. Raises `DeviceUnavailable` and `DeviceFault`; keeps no descriptor."""
+        """Takes a second the first time. Raises `DeviceUnavailable` and `DeviceFault`; keeps none of the descriptors."""
         begin = time.perf_counter()
         self.number, self._gpu = order.model, gpu
         self.slots: dict[int, EngineSlot] = {}
@@ -63,7 +63,9 @@ class Model:
             raise DeviceUnavailable(str(error)) from None
         try:
             self._capture(order.key, tables, places, options)
-        except DeviceUnavailable:
+        except DeviceFault:
+            raise
+        except Exception:
             self.free()
             raise
         first = self.number << SLOT_BITS
@@ -119,8 +121,15 @@ class ModelLoader(threading.Thread):
     def _load(self, order: Load) -> Model | Refused:
         try:
             return Model(self._gpu, order, self._options)
+        except DeviceFault:
+            raise
         except DeviceUnavailable as error:
             return Refused(order.model, str(error))
+        except Exception as error:  # one tokenizer must not keep the others from the device
+            return Refused(order.model, f"{type(error).__name__} while it was loaded")
+        finally:
+            os.close(order.tables_fd)
+            os.close(order.arena_fd)
 
     def _tell(self, news: Model | Refused | Unload | BaseException) -> None:
         self.news.append(news)
@@ -132,5 +141,3 @@ def _mapped(fd: int, places: tuple[SlotPlace, ...]) -> memoryview:
         return map_arena(fd, arena_bytes(places))
     except (OSError, ValueError) as error:
         raise DeviceUnavailable(f"the shared memory cannot be mapped: {error}") from None
-    finally:
-        os.close(fd)

@@ -330,6 +330,7 @@ class ProcessLink:
             os.close(self._interrupts)
             self._interrupts = -1
         self._slots = {}
+        self._shared.clear()
         self._models.clear()
 
     def _note(self, report: Report) -> None:
