@@ -16,6 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_core.arena import arrange
+from gpu_core.decode_context import DecodeMemory
+from gpu_core.decode_layout import DECODE_KERNEL, DecodeArena
+from gpu_core.decode_tables import DecodeTables
 from gpu_core.errors import DeviceFault, DeviceUnavailable
 from gpu_core.execution import ExecutionContext, OutOfDeviceMemory, reasons_of
 from gpu_core.ladder import SizeClass
@@ -97,8 +100,9 @@ class CudaDevice:
         """Raises `DeviceUnavailable` with the reason."""
         self.name = CudaGpu(options.device).name
         self.options = options
-        self.tables = self._upload(tables)
-        self.kernels, self._modules = _compile(tables.defines)
+        self._memory = _upload(tables.arrays)
+        self.tables = tables.struct({name: memory.ptr for name, memory in self._memory.items()})
+        self.kernels, self._modules = _compile(tables.defines, ("encode", "fetch"))
 
     @property
     def description(self) -> dict[str, str]:
@@ -115,14 +119,18 @@ class CudaDevice:
                 raise OutOfDeviceMemory from None
             raise DeviceFault(str(error)) from None
 
-    def _upload(self, tables: Tables) -> NDArray[Any]:
-        self._memory: dict[str, Any] = {}
-        for name, array in tables.arrays.items():
-            if array.size:
-                source = np.ascontiguousarray(array)
-                self._memory[name] = memory = cupy.cuda.Memory(source.nbytes)
-                runtime.memcpy(memory.ptr, source.ctypes.data, source.nbytes, runtime.memcpyHostToDevice)
-        return tables.struct({name: memory.ptr for name, memory in self._memory.items()})
+    def decode_memories(self, tables: DecodeTables, arena: DecodeArena, n_contexts: int) -> list[DecodeMemory]:
+        """See `DecodeDevice.decode_memories`."""
+        kernels, modules = _compile({}, (DECODE_KERNEL.name,))
+        try:
+            entries = _upload({"pieces": tables.pieces, "pool": tables.pool})
+            struct = tables.struct({name: memory.ptr for name, memory in entries.items()})
+            kernel = kernels[DECODE_KERNEL.name]
+            return [CudaDecodeMemory(kernel, struct, arena, (entries, modules)) for _ in range(n_contexts)]
+        except (cupy.cuda.memory.OutOfMemoryError, runtime.CUDARuntimeError) as error:
+            if getattr(error, "status", _OUT_OF_MEMORY) == _OUT_OF_MEMORY:
+                raise OutOfDeviceMemory from None
+            raise DeviceFault(str(error)) from None
 
 
 class CudaContext:
@@ -206,12 +214,7 @@ class CudaContext:
 
     def alive(self) -> None:
         """See `ExecutionContext.alive`."""
-        try:
-            status = runtime.streamQuery(self._stream)
-        except runtime.CUDARuntimeError as error:
-            raise DeviceFault(str(error)) from None
-        if status not in {0, _NOT_READY}:
-            raise DeviceFault(f"CUDA error {status}")
+        status = _stream_status(self._stream)
         if status == 0 and not self.poll(1):
             raise DeviceFault("a replay ended without a result")
 
@@ -287,14 +290,92 @@ class CudaContext:
         return block.address(self._base[where], name)
 
     def _pinned_bytes(self, name: str, n_bytes: int) -> NDArray[np.uint8]:
-        array_type = ctypes.c_uint8 * n_bytes
-        array = array_type.from_address(self._arena.pinned.address(self._host, name))
-        array._owner = self._pinned_memory  # type: ignore[attr-defined]
-        return np.frombuffer(memoryview(array), dtype=np.uint8)
+        return _host_bytes(self._arena.pinned.address(self._host, name), n_bytes, self._pinned_memory)
 
     def _pinned_words(self, name: str) -> NDArray[np.uint32]:
         length = self._arena.lengths[name]
         return self._pinned_bytes(name, 4 * length).view(np.uint32) if length else np.zeros(0, np.uint32)
+
+
+class CudaDecodeMemory:
+    """See `DecodeMemory`: launches without a graph, because a launch says how large it is."""
+
+    def __init__(self, kernel: int, tables: NDArray[Any], arena: DecodeArena, kept: object) -> None:
+        """`kept` is what the kernel and the tables need to stay."""
+        self._kernel, self._tables, self._kept = kernel, tables, kept
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._device_memory = cupy.cuda.Memory(arena.device.n_bytes)
+        self._pinned_memory = cupy.cuda.PinnedMemory(arena.pinned.n_bytes)
+        self._host = int(self._pinned_memory.ptr)
+        self.pinned_address, self.device_address = _device_address(self._host), int(self._device_memory.ptr)
+        runtime.memsetAsync(self.device_address, 0, arena.device.n_bytes, self._stream.ptr)
+        ctypes.memset(self._host, 0, arena.pinned.n_bytes)
+        self.pinned = _host_bytes(self._host, arena.pinned.n_bytes, self._pinned_memory)
+        self._launches: dict[tuple[int, int], Launch] = {}
+        self.synchronize()
+
+    def launch(self, n_blocks: int, batch: NDArray[Any], job: NDArray[Any]) -> None:
+        """See `DecodeMemory.launch`."""
+        # A context launches with the same few structs again and again.
+        known = self._launches.get((id(batch), id(job)))
+        if known is None:
+            known = _launch_of(self._kernel, 1, DECODE_KERNEL.threads, self._tables, batch, job)
+            self._launches[id(batch), id(job)] = known
+        kernel, _blocks, threads, parameters, _structs = known
+        try:
+            driver.launchKernel(
+                kernel, n_blocks, 1, 1, threads, 1, 1, 0, self._stream.ptr, ctypes.addressof(parameters), 0
+            )
+        except driver.CUDADriverError as error:
+            raise DeviceFault(str(error)) from None
+
+    def copy_in(self, pinned_offset: int, device_offset: int, n_bytes: int) -> None:
+        """See `DecodeMemory.copy_in`."""
+        target, source = self.device_address + device_offset, self._host + pinned_offset
+        try:
+            runtime.memcpyAsync(target, source, n_bytes, runtime.memcpyHostToDevice, self._stream.ptr)
+        except runtime.CUDARuntimeError as error:
+            raise DeviceFault(str(error)) from None
+
+    def alive(self) -> None:
+        """See `DecodeMemory.alive`."""
+        _stream_status(self._stream.ptr)
+
+    def synchronize(self) -> None:
+        """See `DecodeMemory.synchronize`."""
+        try:
+            self._stream.synchronize()
+        except runtime.CUDARuntimeError as error:
+            raise DeviceFault(str(error)) from None
+
+
+def _stream_status(stream: int) -> int:
+    """Of what was launched: 0 = it is over. Raises `DeviceFault` when it failed."""
+    try:
+        status = int(runtime.streamQuery(stream))
+    except runtime.CUDARuntimeError as error:
+        raise DeviceFault(str(error)) from None
+    if status not in {0, _NOT_READY}:
+        raise DeviceFault(f"CUDA error {status}")
+    return status
+
+
+def _upload(arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
+    """Device memory with the content of each array that has any."""
+    uploaded: dict[str, Any] = {}
+    for name, array in arrays.items():
+        if array.size:
+            source = np.ascontiguousarray(array)
+            uploaded[name] = memory = cupy.cuda.Memory(source.nbytes)
+            runtime.memcpy(memory.ptr, source.ctypes.data, source.nbytes, runtime.memcpyHostToDevice)
+    return uploaded
+
+
+def _host_bytes(address: int, n_bytes: int, owner: object) -> NDArray[np.uint8]:
+    """Memory of the host as an array that keeps its owner."""
+    array = (ctypes.c_uint8 * n_bytes).from_address(address)
+    array._owner = owner  # type: ignore[attr-defined]
+    return np.frombuffer(memoryview(array), dtype=np.uint8)
 
 
 def _address_of(memory: Any) -> int:
@@ -312,7 +393,7 @@ def _launch_of(kernel: int, blocks: int, threads: int, *structs: NDArray[Any]) -
     return kernel, blocks, threads, addresses, structs
 
 
-def _compile(defines: dict[str, int]) -> tuple[dict[str, int], list[Any]]:
+def _compile(defines: dict[str, int], names: tuple[str, ...]) -> tuple[dict[str, int], list[Any]]:
     """Addresses of the kernels by name, and what keeps them loaded. Raises `DeviceUnavailable` if it cannot be."""
     # CuPy keeps compiled modules by source and options, and does not look into included files.
     digest = source_digest()[:16]
@@ -320,7 +401,7 @@ def _compile(defines: dict[str, int]) -> tuple[dict[str, int], list[Any]]:
     options = (*flags, *(f"-D{name}={value}" for name, value in sorted(defines.items())))
     found: dict[str, int] = {}
     loaded: list[Any] = []
-    for name in ("encode", "fetch"):
+    for name in names:
         module = cupy.RawModule(code=(kernel_directory() / f"{name}.cu").read_text(), options=options)
         try:
             kernel = module.get_function(name)

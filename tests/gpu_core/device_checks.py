@@ -25,6 +25,7 @@ from gpu_core.layout import FLAG_IDS
 from gpu_core.literals import device_literals
 from gpu_core.options import GpuOptions
 from gpu_core.transfer import FAR, NEAR
+from tests.gpu_core.decode_checks import wrong_texts
 from tests.gpu_core.device_data import DeviceData, Ids, Reference, spliced, windows
 
 Batch = list[bytes]
@@ -190,6 +191,10 @@ def check_family(family: str, data: DeviceData, extent: str) -> Checker:
         checker.check_transfers(batch)
     if extent == "full":
         _check_cuts(checker, work, expected)
+    decoded = rng.sample(expected, min(len(expected), {"least": 2, "short": 5, "full": 80}[extent]))
+    n_compared, wrong = wrong_texts(file, checker.encoder.device, reference, decoded, rng)
+    checker.n_checked["decode"] += n_compared
+    checker.wrong += [f"{family} {line}" for line in wrong]
     eager = Checker(family, file, GpuOptions(size_classes_bytes=options.size_classes_bytes, eager=True))
     for (name, batch), ids in list(zip(work, expected, strict=True))[: 40 if extent == "full" else 5]:
         eager.check(f"eager {name}", batch, ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import random
 import sys
 from itertools import accumulate
 
@@ -14,6 +15,7 @@ from gpu_core.device import CudaGpu
 from gpu_core.layout import FLAG_IDS
 from gpu_core.options import GpuOptions
 from tests.data import EMBEDDED, tokenizer_json
+from tests.gpu_core.decode_checks import wrong_texts
 from tests.gpu_core.device_checks import Checker
 from tests.gpu_core.device_data import Reference, window
 
@@ -74,6 +76,9 @@ def main() -> int:
             checker.check_transfers(batch)
         found[str(options)] = [dict(checker.n_checked), dict(checker.needs_cpu), checker.description["device"]]
         wrong += checker.wrong + check_given_memory(checker, gpu_options)
+    n_decoded, wrong_decoded = wrong_texts(data, checker.encoder.device, Reference(data), expected, random.Random(1))
+    wrong += wrong_decoded
+    found["decode"] = n_decoded
     print(json.dumps({"found": found, "wrong": wrong}))
     return 1 if wrong else 0
 

@@ -24,7 +24,8 @@ class CUDADriverError(Exception):
 
 def add_kernel(name: str, defines: dict[str, int]) -> int:
     """The address of a kernel."""
-    library = ctypes.CDLL(str(build(defines, Path(os.environ["SHIM_CACHE"])))) if name == "encode" else None
+    entry = {"encode": "host.cpp", "decode": "decode_host.cpp"}.get(name)
+    library = ctypes.CDLL(str(build(defines, Path(os.environ["SHIM_CACHE"]), entry=entry))) if entry else None
     _kernels.append((name, library))
     return len(_kernels) - 1
 
@@ -68,6 +69,8 @@ def _run(kernel: int, blocks: int, parameters: Any) -> None:
     name, library = _kernels[kernel]
     if name == "encode":
         library.sidetok_encode(ctypes.c_void_p(parameters[0]), ctypes.c_void_p(parameters[1]), blocks, 0)
+    elif name == "decode":
+        library.sidetok_decode(*(ctypes.c_void_p(parameters[i]) for i in range(3)), blocks, 0)
     else:
         _fetch((ctypes.c_uint64 * 6).from_address(parameters[0]))
 

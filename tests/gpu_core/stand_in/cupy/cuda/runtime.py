@@ -37,6 +37,11 @@ def memcpy(target: int, source: int, size: int, kind: int) -> None:
     ctypes.memmove(target, source, size)
 
 
+def memcpyAsync(target: int, source: int, size: int, kind: int, stream: int) -> None:
+    """Copy at once."""
+    ctypes.memmove(target, source, size)
+
+
 def memsetAsync(target: int, value: int, size: int, stream: int) -> None:
     """Fill at once."""
     ctypes.memset(target, value, size)
