@@ -12,7 +12,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.benchmarks.dispatch_load import Load, Times, documents_of
+from loadtest.schedule import Times
+from tests.benchmarks.dispatch_load import Load, documents_of
 from tests.benchmarks.dispatch_run import CountingTarget, Row, Trial
 from tests.gpu_core.device_data import Reference, window
 

@@ -15,16 +15,15 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpu_core.waiting import sharpen_sleep
+from loadtest.schedule import NS, Arrivals, Times
 
 MIN_BYTES, MAX_BYTES = 1 << 10, 1 << 14
 START_AFTER_NS = 20_000_000
 """The first document is due so long after the generator was started."""
 N_SAMPLES = 64
 """Documents of a run whose ids are compared with the reference."""
-Times = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +46,8 @@ class Load:
 def schedule(load: Load) -> Times:
     """Intended starts in ns from the beginning of the run, ascending."""
     rng = np.random.default_rng([load.seed, 1])
-    gaps = rng.gamma(load.shape, 1e9 / (load.rate * load.shape), load.n_documents)
-    return np.cumsum(gaps).astype(np.int64)
+    gaps = Arrivals(load.shape).gaps(load.n_documents, rng)
+    return (np.cumsum(gaps) * (NS / load.rate)).astype(np.int64)
 
 
 def documents_of(load: Load, corpora: Mapping[str, bytes]) -> list[bytes]:

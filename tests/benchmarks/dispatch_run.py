@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from loadtest.schedule import Times
 from tests.benchmarks.dispatch_cpu import CpuTimes, cpu_times, parts_of
 from tests.benchmarks.dispatch_load import (
     N_SAMPLES,
