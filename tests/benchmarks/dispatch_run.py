@@ -18,7 +18,6 @@ from tests.benchmarks.dispatch_load import (
     Offered,
     Record,
     Target,
-    Times,
     documents_of,
     schedule,
 )
