@@ -1,6 +1,6 @@
 """Text to ids on a GPU, beside gigatoken (all cores), tiktoken and the reference, on one machine in one run.
 
-    python -m tests.benchmarks.gpu DATA [--repeats 60] [--part calls,waits,transfers,worst,families] [--json FILE]
+    python -m tests.benchmarks.gpu DATA [--repeats 60] [--part calls,worst] [--json FILE]
 
 A call goes from bytes in pinned memory to ids in pinned memory through the public interface; kernel times are those
 between two events around the graph, with text and results on the device. Ids are compared with the reference before
@@ -28,6 +28,7 @@ from gpu_core.layout import FLAG_IDS
 from gpu_core.options import GpuOptions
 from gpu_core.spec import read_spec
 from gpu_core.transfer import TRANSFERS, Transfer
+from tests.benchmarks.gpu_decode import bench_decode
 from tests.gpu_core.device_data import DeviceData, Reference, window
 
 N_WINDOWS = 5
@@ -325,7 +326,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
     parser.add_argument("--repeats", type=int, default=60)
-    parser.add_argument("--part", default="transfers,calls,waits,worst,families")
+    parser.add_argument("--part", default="transfers,calls,waits,worst,decode,families")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     data, repeats = DeviceData(arguments.data), arguments.repeats
@@ -334,6 +335,7 @@ def main() -> int:
         "calls": lambda: bench_calls("llama3_1", data, repeats, with_peers=True),
         "waits": lambda: bench_waits(data, repeats),
         "worst": lambda: bench_worst(data, repeats),
+        "decode": lambda: bench_decode(data, repeats),
         "families": lambda: [
             row
             for family in data.families()
