@@ -22,8 +22,8 @@ KINDS = (ASCII, MIXED, WIDE)
 SAMPLE = 512
 """Characters or bytes that the kind is judged by."""
 
-N_CLASSES = 14
-"""Size classes of costs: powers of 4. Class 5 is about 1 KiB, 6 about 4 KiB, ..., 13 over 32 MiB."""
+N_CLASSES = 20
+"""Size classes of costs: powers of 4. Class 5 is about 1 KiB, 6 about 4 KiB, ..., 19 about 256 GiB."""
 FULL_WEIGHT = 9.0
 """An observation moves a factor by a tenth of the surprise, and by more while there are few."""
 CLIP = 0.3
@@ -70,7 +70,7 @@ class ClassCosts(NamedTuple):
 
 def size_class(n_bytes: int) -> int:
     """The class of a size; one spans a factor of 4."""
-    return min(n_bytes.bit_length() >> 1, N_CLASSES - 1)
+    return n_bytes.bit_length() >> 1
 
 
 def content_kind(document: str | bytes | memoryview) -> str:
@@ -105,7 +105,7 @@ class Curve:
 
     def at(self, n_bytes: int) -> float:
         """Predicted nanoseconds."""
-        fixed_ns, byte_ns = self._lines[min(n_bytes.bit_length() >> 1, N_CLASSES - 1)]
+        fixed_ns, byte_ns = self._lines[n_bytes.bit_length() >> 1]
         return fixed_ns + byte_ns * n_bytes
 
     def observe(self, n_bytes: int, took_ns: float, now_ns: int) -> None:

@@ -8,7 +8,10 @@ Both routes are predicted as if the work joined the end of their queues now:
 The faster one answers. When they are equal within 10 %, the one that takes less of the host's CPU does: it is kept
 while it is at most 10 % slower, and changed to while it is at most 5 % slower, so that noise changes nothing.
 
-    choose_route(n_bytes, n_documents, CpuState(...), [GpuState(...)], now_ns) -> Choice(route, reason, gpu)
+    choose_route(n_bytes, n_documents, CpuLoad(...), cpu_cost, [route.load(key), ...], gpu_cost, now_ns)
+        -> Choice(route, reason, gpu)
+
+`dispatcher.chooser` calls it with what it keeps: the observed costs, and what was chosen before.
 """
 
 from __future__ import annotations
@@ -56,17 +59,9 @@ class GpuLoad:
     max_batch_bytes: int = 1 << 20
 
 
-class GpuState(NamedTuple):
-    """One GPU: its queue, and what its replays cost for this model and kind."""
+class CpuLoad(NamedTuple):
+    """The queue of the CPU route, over all models."""
 
-    load: GpuLoad
-    cost: RouteCost
-
-
-class CpuState(NamedTuple):
-    """The CPU route: its queue, and what it costs for this model and kind."""
-
-    cost: RouteCost
     n_workers: int
     n_idle: int
     """Workers that would begin at once."""
@@ -89,41 +84,44 @@ _GPU_CHOICES = [{reason: Choice(GPU, reason, gpu) for reason in REASONS} for gpu
 def choose_route(
     n_bytes: int,
     n_documents: int,
-    cpu: CpuState,
-    gpus: Sequence[GpuState],
+    cpu: CpuLoad,
+    cpu_cost: RouteCost,
+    gpus: Sequence[GpuLoad],
+    gpu_cost: RouteCost,
     now_ns: int,
     policy: str = ADAPTIVE,
-    last: str | None = None,
+    last: str = "",
 ) -> Choice:
-    """The route for documents of one model and kind.
+    """The route for some documents of one model and kind, whose costs these are; `gpus` are the queues of that model.
 
     `policy` is that of the request, or else of the service. `last` is the route that such work took last.
     """
     if policy == CPU:
         return _CPU_CHOICE[POLICY]
-    best, gpu_ns = best_gpu(n_bytes, n_documents, gpus, now_ns)
-    if best < 0:
+    gpu, gpu_ns = best_gpu(n_bytes, n_documents, gpus, gpu_cost, now_ns)
+    if gpu < 0:
         return _CPU_CHOICE[NO_GPU]
     if policy == GPU:
-        return gpu_choice(best, POLICY)
+        return gpu_choice(gpu, POLICY)
     each = n_bytes // n_documents
-    cpu_ns = cpu_completion_ns(n_documents, each, cpu)
-    cpu_takes, gpu_takes = cpu.cost.cpu.at(each), gpus[best].cost.cpu.at(each)
+    cpu_ns = cpu_completion_ns(n_documents, each, cpu, cpu_cost)
     if gpu_ns <= cpu_ns:
-        slower_by = STAYS if last == CPU else MOVES
-        if cpu_ns <= gpu_ns * slower_by and cpu_takes < gpu_takes * LESS:
+        near = cpu_ns <= gpu_ns * (STAYS if last == CPU else MOVES)
+        if near and cpu_cost.cpu.at(each) < gpu_cost.cpu.at(each) * LESS:
             return _CPU_CHOICE[LESS_CPU]
-        return gpu_choice(best, FASTER)
-    slower_by = STAYS if last == GPU else MOVES
-    if gpu_ns <= cpu_ns * slower_by and gpu_takes < cpu_takes * LESS:
-        return gpu_choice(best, LESS_CPU)
+        return gpu_choice(gpu, FASTER)
+    near = gpu_ns <= cpu_ns * (STAYS if last == GPU else MOVES)
+    if near and gpu_cost.cpu.at(each) < cpu_cost.cpu.at(each) * LESS:
+        return gpu_choice(gpu, LESS_CPU)
     return _CPU_CHOICE[FASTER]
 
 
-def best_gpu(n_bytes: int, n_documents: int, gpus: Sequence[GpuState], now_ns: int) -> tuple[int, float]:
+def best_gpu(
+    n_bytes: int, n_documents: int, gpus: Sequence[GpuLoad], cost: RouteCost, now_ns: int
+) -> tuple[int, float]:
     """The GPU with the least predicted completion, and that time from now; (-1, 0) when none is ready."""
     best, best_ns = -1, 0.0
-    for index, (load, cost) in enumerate(gpus):
+    for index, load in enumerate(gpus):
         if load.ready:
             ns = gpu_completion_ns(n_bytes, n_documents, load, cost, now_ns)
             if best < 0 or ns < best_ns:
@@ -131,41 +129,34 @@ def best_gpu(n_bytes: int, n_documents: int, gpus: Sequence[GpuState], now_ns: i
     return best, best_ns
 
 
-def cpu_completion_ns(n_documents: int, each: int, cpu: CpuState) -> float:
+def cpu_completion_ns(n_documents: int, each: int, load: CpuLoad, cost: RouteCost) -> float:
     """Predicted nanoseconds until documents of `each` bytes are encoded by one worker."""
-    at = cpu.cost.time.at
+    at = cost.time.at
     run_ns = n_documents * at(each)
-    if cpu.n_idle > 0 or not cpu.waiting_documents:
+    waiting = load.waiting_documents
+    if load.n_idle > 0 or not waiting:
         return run_ns
-    backlog_ns = cpu.waiting_documents * at(cpu.waiting_bytes // cpu.waiting_documents)
-    return run_ns + backlog_ns / cpu.n_workers
+    return run_ns + waiting * at(load.waiting_bytes // waiting) / load.n_workers
 
 
 def gpu_completion_ns(n_bytes: int, n_documents: int, load: GpuLoad, cost: RouteCost, now_ns: int) -> float:
     """Predicted nanoseconds until the replay of the batch that the documents would be in is complete."""
     at = cost.time.at
     if n_documents == 1 and n_bytes > load.alone_over_bytes:
-        since_ns, running, waiting, batch = (
-            load.alone_launched_ns,
-            load.alone_launched_bytes,
-            load.alone_waiting_bytes,
-            n_bytes,
-        )
         ns = at(n_bytes)
-        if waiting:
-            ns += at(waiting)
-    else:
-        since_ns, running = load.launched_ns, load.launched_bytes
-        batch = load.waiting_bytes + n_bytes
-        ns = 0.0
-        if batch > load.max_batch_bytes:
-            n_full, batch = divmod(batch, load.max_batch_bytes)
-            ns = n_full * at(load.max_batch_bytes)
-        ns += at(batch)
-    if since_ns:
-        rest_ns = since_ns + at(running) - now_ns
-        if rest_ns > 0:
-            ns += rest_ns
+        if load.alone_waiting_bytes:
+            ns += at(load.alone_waiting_bytes)
+        if load.alone_launched_ns:
+            ns += max(0.0, load.alone_launched_ns + at(load.alone_launched_bytes) - now_ns)
+        return ns
+    batch = load.waiting_bytes + n_bytes
+    ns = 0.0
+    if batch > load.max_batch_bytes:
+        n_full, batch = divmod(batch, load.max_batch_bytes)
+        ns = n_full * at(load.max_batch_bytes)
+    ns += at(batch)
+    if load.launched_ns:
+        ns += max(0.0, load.launched_ns + at(load.launched_bytes) - now_ns)
     return ns
 
 

@@ -53,11 +53,8 @@ class Reader:
                 held_ids(slot.ids[begin:end], Hold(holds)) if document in views else slot.ids[begin:end].tobytes()
                 for document, (begin, end) in enumerate(pairwise(first_tokens))
             ], holds
-        raw = slot.ids[: completion.n_tokens].tobytes()
-        if batch.n_documents == 1:
-            return [raw], None
-        ends = [4 * token for token in first_tokens]
-        return [raw[begin:end] for begin, end in pairwise(ends)], None
+        all_ids = slot.ids
+        return [all_ids[begin:end].tobytes() for begin, end in pairwise(first_tokens)], None
 
     def _views_of(self, batch: Batch, completion: Completion, counts: list[int]) -> set[int]:
         """Documents of the batch whose ids stay where they are."""

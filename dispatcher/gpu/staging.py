@@ -10,7 +10,7 @@ import numpy as np
 from dispatcher.gpu.batch import Batch
 from dispatcher.gpu.group import Text
 
-JOINED_BYTES = 2048
+JOINED_BYTES = 4096
 """Documents of a shorter average are joined before they are copied: one copy costs less than many."""
 STEP_BYTES = 1 << 20
 """A thread that has more to do fills a slot in steps of so much, about 100 us."""
@@ -21,7 +21,7 @@ def fill_shared(batch: Batch) -> None:
     slot = batch.slot
     documents, lengths = _texts(batch)
     ends = array("I", accumulate(lengths, initial=0))
-    slot.document_starts[: len(ends)] = ends
+    slot.document_starts.data[: len(ends)] = ends
     text = slot.text
     if len(documents) == 1:
         text[: batch.n_bytes] = documents[0]
