@@ -71,6 +71,16 @@ class BridgeTwin:
             end = at + length
         return TwinResult([i for _at, i in tokens], [at for at, _i in tokens], False)
 
+    def starts(self, document: bytes) -> list[int]:
+        """First bytes of the added tokens and of the components of a valid document."""
+        starts: list[int] = []
+        end = 0
+        for at, length, _id in [*self.find_literals(document), (len(document), 0, -1)]:
+            starts += [component[0][0] for component in self.components(document, end, at)]
+            starts += [at] if length else []
+            end = at + length
+        return starts
+
     def find_literals(self, document: bytes) -> list[tuple[int, int, int]]:
         """(position, length, id) of the pieces of runs, and of the longest other added token at each byte."""
         found = [(at, n, self.literals[document[at : at + n]]) for at, n in longest_matches(document, self.literals)]

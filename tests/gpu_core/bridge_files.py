@@ -47,7 +47,7 @@ def sentencepiece(prepends: bool) -> bytes:
     )
     tokenizer.normalizer = normalizers.Sequence([*steps, replace]) if prepends else replace
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous") if not prepends else None
-    tokenizer.decoder = decoders.ByteFallback()
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.add_tokens([AddedToken(literal, normalized=False) for literal in LITERALS])
     tokenizer.add_special_tokens([AddedToken("<s>", normalized=False)])
     return tokenizer.to_str().encode()

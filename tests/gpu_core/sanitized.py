@@ -14,21 +14,22 @@ from gpu_core.shim import HostPipeline
 from gpu_core.shim.decoding import HostDecodeDevice
 from gpu_core.spec import read_spec
 from gpu_core.tables import build_tables
-from tests.data import tokenizer_json
+from tests.gpu_core.bridge_files import file_of
 from tests.gpu_core.texts import random_text
 
 
 def main(family: str, cache_dir: str, *flags: str) -> None:
     """Encode random batches; any report of a sanitizer ends the process with a failure."""
-    data = tokenizer_json(family)
+    data = file_of(family)
     spec = read_spec(data)
     reference = Tokenizer.from_str(data.decode())
-    pipeline = HostPipeline(build_tables(data, spec), Path(cache_dir), 16 << 10, flags=flags)
+    pipeline = HostPipeline(build_tables(data, spec), Path(cache_dir), 32 << 10, flags=flags)
     rng = random.Random(1)
     literals = [token.content for token in spec.added_tokens]
     n_answered = 0
     for n in (0, 1, 40, TILE, 3_000):
         texts = [random_text(rng, literals, n), "", random_text(rng, literals, n // 2), "=" * n, "\n" + " " * n]
+        texts += ["\n" * (n // 2) + "\u2581" * (n // 4)]
         result = pipeline.encode([text.encode() for text in texts])
         for i, text in enumerate(texts):
             if result.reasons[i] == 0:

@@ -12,7 +12,7 @@ import pytest
 
 from gpu_core.decode_layout import DECODE_KERNEL
 from gpu_core.layout import KERNELS, Kernel, kernel_directory
-from gpu_core.tables import FAMILIES
+from gpu_core.tables import BRIDGE_FAMILY, FAMILIES
 from tests.data import FULL
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
@@ -56,15 +56,16 @@ def compile_kernel(library: ctypes.CDLL, source: str, options: list[str]) -> tup
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_kernels_compile(kernel: Kernel, architecture: str) -> None:
-    """Every family, without a warning; by default all of them for one architecture, and one for all."""
+    """Every family, without a warning; by default all of them for one architecture, and two for all."""
     library = nvrtc()
     if library is None:
         pytest.skip("the package nvidia-cuda-nvrtc is not installed (extra: dev)")
     source = (kernel_directory() / kernel.source).read_text()
     families = FAMILIES.values() if FULL or architecture == "sm_90" else [FAMILIES["cl100k"]]
-    for family in families:
+    for family in [*families, BRIDGE_FAMILY]:
         options = [f"--gpu-architecture={architecture}", "--std=c++17", f"-I{kernel_directory()}"]
         options += [f"-DSIDETOK_FAMILY={family}", f"-DSIDETOK_NFC={int(family == 2)}", "-Werror=all-warnings"]
+        options += [f"-DSIDETOK_RANK_IDS={int(family == BRIDGE_FAMILY)}"]
         status, log, n_bytes = compile_kernel(library, source, options)
         assert status == 0, log
         assert n_bytes > 1_000
