@@ -14,16 +14,7 @@ void starts_of_tile(const Tables& t, const Batch& batch) {
             batch.header->epoch,
             blockIdx.x,
             static_cast<int>(blockIdx.x * TILE)};
-    if (threadIdx.x == 0) start_walk(sh.walk, job.tile_start);
-    __syncthreads();
-    while (sh.walk.mode != DONE) {
-        int window_start = sh.walk.window_start;
-        load_window(sh, batch, job, window_start);
-        classify_window(sh, t, batch, job, window_start);
-        match_literals(sh, t, batch, job, window_start);
-        if (warp_id() == 0) look(sh, t, batch, job);
-        __syncthreads();
-    }
+    split_tile(sh, t, batch, job);
     if (warp_id()) return;
     unsigned lane = lane_id(), *output = stage_output + blockIdx.x * (1 + N_CODE_PLANES) * WORDS;
     output[lane] = sh.start[lane];
