@@ -50,7 +50,7 @@ class Model:
     """One tokenizer on the device."""
 
     def __init__(self, gpu: Gpu, order: Load, options: GpuOptions) -> None:
-        """Takes a second the first time. Raises `DeviceUnavailable` and `DeviceFault`; keeps none of the descriptors."""
+        """Takes a second the first time. Raises `DeviceUnavailable`, `DeviceFault`; keeps none of the descriptors."""
         begin = time.perf_counter()
         self.number, self._gpu = order.model, gpu
         self.slots: dict[int, EngineSlot] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ Launch = tuple[int, int, Any]
 _kernels: list[tuple[str, Any]] = []
 _graphs: list[list[Launch]] = []
 _captured: list[list[Launch]] = []
+_running = threading.Lock()
+"""The kernels of the shim share memory: one runs at a time."""
 
 
 class CUDADriverError(Exception):
@@ -67,12 +70,13 @@ def launchKernel(
 
 def _run(kernel: int, blocks: int, parameters: Any) -> None:
     name, library = _kernels[kernel]
-    if name == "encode":
-        library.sidetok_encode(ctypes.c_void_p(parameters[0]), ctypes.c_void_p(parameters[1]), blocks, 0)
-    elif name == "decode":
-        library.sidetok_decode(*(ctypes.c_void_p(parameters[i]) for i in range(3)), blocks, 0)
-    else:
-        _fetch((ctypes.c_uint64 * 6).from_address(parameters[0]))
+    with _running:
+        if name == "encode":
+            library.sidetok_encode(ctypes.c_void_p(parameters[0]), ctypes.c_void_p(parameters[1]), blocks, 0)
+        elif name == "decode":
+            library.sidetok_decode(*(ctypes.c_void_p(parameters[i]) for i in range(3)), blocks, 0)
+        else:
+            _fetch((ctypes.c_uint64 * 6).from_address(parameters[0]))
 
 
 def _fetch(addresses: Any) -> None:
