@@ -165,8 +165,10 @@ class Peers:
         pattern = next(
             (step["pattern"]["Regex"] for step in _splits(json.loads(file)) if "Regex" in step["pattern"]), None
         )
+        if pattern is None:
+            return
         entries = read_bpe_model(file).entries
-        if pattern is None or sorted(entries.values()) != list(range(len(entries))):
+        if sorted(entries.values()) != list(range(len(entries))):
             return
         encoding = tiktoken.Encoding("peer", pat_str=pattern, mergeable_ranks=entries, special_tokens={})
         self.run["tiktoken"] = lambda texts: encoding.encode_ordinary_batch(texts, num_threads=os.cpu_count() or 1)
@@ -217,10 +219,13 @@ def worst_cases(literal: bytes) -> dict[str, Batch]:
     """Inputs of 1 MB that bring out the worst, whatever their result."""
     rng = np.random.default_rng(7)
     million = 1_000_000
+    letters = rng.integers(97, 123, million, dtype=np.uint8)
     return {
         "one letter": [b"a" * million],
-        "random letters": [rng.integers(97, 123, million, dtype=np.uint8).tobytes()],
+        "random letters": [letters.tobytes()],
         "newline and blank": [b"\n " * (million // 2)],
+        "line ends": [b"\n" * million],
+        "words of 500 letters": [b"\n".join(letters[k : k + 500].tobytes() for k in range(0, million - 2_000, 500))],
         "digits": [rng.integers(48, 58, million, dtype=np.uint8).tobytes()],
         "U+0338 after every character": [b"x\xcc\xb8" * (million // 3)],
         "added tokens only": [literal * (million // max(1, len(literal)))] if literal else [],
@@ -233,9 +238,8 @@ def bench_calls(family: str, data: DeviceData, repeats: int, with_peers: bool) -
     """The table of calls."""
     file = data.tokenizer_json(family)
     encoder = load(file, GpuOptions(size_classes_bytes=LADDER, contexts_per_class=1))
-    spin = Encoder(
-        encoder.spec, encoder.device, GpuOptions(size_classes_bytes=LADDER, contexts_per_class=1, wait="spin")
-    )
+    options = GpuOptions(size_classes_bytes=LADDER, contexts_per_class=1, wait="spin")
+    spin = Encoder(encoder.spec, encoder.device, options, cuts=encoder.cuts)
     peers = Peers(file)
     rows = []
     for name, batches in cases(data).items():
@@ -293,9 +297,9 @@ def _replay_as(context: Any, transfer: Transfer, text: bytes, n_bytes: int, k: i
     return time.perf_counter_ns() - begin
 
 
-def bench_worst(data: DeviceData, repeats: int) -> list[Row]:
+def bench_worst(family: str, data: DeviceData, repeats: int) -> list[Row]:
     """Worst cases beside a megabyte of books, on the device and for the CPU that takes what the device refuses."""
-    file = data.tokenizer_json("llama3_1")
+    file = data.tokenizer_json(family)
     encoder = load(file, GpuOptions(size_classes_bytes=(1 << 20, 1 << 22)))
     literal = next((t.content.encode() for t in read_spec(file).added_tokens if not t.single_word), b"")
     rows = []
@@ -303,6 +307,7 @@ def bench_worst(data: DeviceData, repeats: int) -> list[Row]:
     for name, batch in batches.items():
         encoding = encoder.encode(batch)
         row: Row = {
+            "family": family,
             "input": name,
             "needs_cpu": len(encoding.needs_cpu),
             "why": sorted(set(encoding.needs_cpu.values())),
@@ -334,7 +339,12 @@ def main() -> int:
         "transfers": lambda: bench_transfers(data, repeats),
         "calls": lambda: bench_calls("llama3_1", data, repeats, with_peers=True),
         "waits": lambda: bench_waits(data, repeats),
-        "worst": lambda: bench_worst(data, repeats),
+        "worst": lambda: [
+            row
+            for family in ("llama3_1", "gemma3")
+            if family in data.families()
+            for row in bench_worst(family, data, repeats)
+        ],
         "decode": lambda: bench_decode(data, repeats),
         "families": lambda: [
             row

@@ -22,11 +22,10 @@ import tokenizers
 
 from gpu_core.encoder import Encoder, load
 from gpu_core.layout import FLAG_IDS
-from gpu_core.literals import device_literals
 from gpu_core.options import GpuOptions
 from gpu_core.transfer import FAR, NEAR
 from tests.gpu_core.decode_checks import wrong_texts
-from tests.gpu_core.device_data import DeviceData, Ids, Reference, spliced, windows
+from tests.gpu_core.device_data import DeviceData, Ids, Reference, plain_literals, spliced, windows
 
 Batch = list[bytes]
 CORPORA = ("books", "code", "multilingual", "agentic")
@@ -178,7 +177,7 @@ def check_family(family: str, data: DeviceData, extent: str) -> Checker:
                          contexts_per_class=4, token_starts=True)  # fmt: skip
     checker, reference = Checker(family, file, options), Reference(file)
     loaded = time.monotonic()
-    literals = [literal for literal, i in device_literals(checker.encoder.spec).items() if i >> 31 == 0][:50]
+    literals = plain_literals(checker.encoder.spec)
     rng = random.Random(family)
     work = batches(rng, data, literals, extent)
     expected = reference.ids_of_batches([batch for _name, batch in work])
@@ -211,8 +210,8 @@ def check_family(family: str, data: DeviceData, extent: str) -> Checker:
 
 def _check_cuts(checker: Checker, work: list[tuple[str, Batch]], expected: list[list[Ids]]) -> None:
     """Documents beyond the largest class, through a ladder with a small one."""
-    small: Encoder = Encoder(checker.encoder.spec, checker.encoder.device, GpuOptions(size_classes_bytes=(4096, 65536)))
-    whole, checker.encoder = checker.encoder, small
+    whole, sizes = checker.encoder, GpuOptions(size_classes_bytes=(4096, 65536))
+    checker.encoder = Encoder(whole.spec, whole.device, sizes, cuts=whole.cuts)
     for (name, batch), ids in zip(work, expected, strict=True):
         if 65536 < sum(map(len, batch)) < 1_100_000:
             checker.check(f"cut {name}", batch, ids)

@@ -12,7 +12,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from gpu_core.errors import UnsupportedTokenizer
-from gpu_core.spec import read_spec
+from gpu_core.spec import TokenizerSpec, read_spec
 from gpu_core.tables import check_support
 
 Ids = NDArray[np.uint32]
@@ -81,12 +81,18 @@ def windows(rng: random.Random, text: bytes, sizes: list[int]) -> list[bytes]:
     return [window(text, rng.randrange(max(1, len(text) - size)), size) for size in sizes]
 
 
+def plain_literals(spec: TokenizerSpec) -> list[bytes]:
+    """Added tokens without flags, up to 60 from both ends of the list."""
+    found = [t.content.encode() for t in spec.added_tokens if not (t.single_word or t.lstrip or t.rstrip)]
+    return found if len(found) <= 60 else found[:30] + found[-30:]
+
+
 def spliced(rng: random.Random, text: bytes, literals: list[bytes], n_bytes: int) -> bytes:
     """A window with added tokens, white space, digit runs, long runs and rare characters put in at random places."""
     specials = [
         *literals, b"\n\n", b" \n ", b"\t", b"   ", b"1234567", b"'s", b"'LL", "'\u017f".encode(), "中文。".encode(),
         "e\u0301".encode(), "👨‍👩‍👧".encode(), b"=" * 64, b"a" * 65, b"\r\n\r\n", "\u3000".encode(),
-        b"x" * 513, b" " * 300,
+        b"x" * 513, b" " * 300, b"\n" * 40, b"\t" * 5, "\u2581".encode(), ("\u2581" * 33).encode(), b"\r",
     ]  # fmt: skip
     pieces = []
     left = n_bytes

@@ -25,6 +25,8 @@ def test_contexts_over_the_stand_in(shim_cache: Path) -> None:
     report = json.loads(done.stdout)
     assert report["wrong"] == []
     assert report["found"].pop("decode") > 1000
+    characters, needs_cpu = report["found"].pop("characters")
+    assert (characters["texts"], characters["other ways"], needs_cpu) == (42, 1, {})
     assert len(report["found"]) == 4
     for checked, needs_cpu, device in report["found"].values():
         assert device == "stand-in"

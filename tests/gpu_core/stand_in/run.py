@@ -15,6 +15,7 @@ from gpu_core.device import CudaGpu
 from gpu_core.layout import FLAG_IDS
 from gpu_core.options import GpuOptions
 from tests.data import EMBEDDED, tokenizer_json
+from tests.gpu_core.bridge_files import sentencepiece
 from tests.gpu_core.decode_checks import wrong_texts
 from tests.gpu_core.device_checks import Checker
 from tests.gpu_core.device_data import Reference, window
@@ -59,6 +60,19 @@ def check_given_memory(checker: Checker, options: GpuOptions) -> list[str]:
     return wrong
 
 
+def check_characters() -> Checker:
+    """BPE over characters; documents beyond the largest size class are cut."""
+    data = sentencepiece(False)
+    checker = Checker("characters", data, GpuOptions(size_classes_bytes=(4096,), token_starts=True))
+    text = TEXT + ("\n" * 9 + "\u2581").encode() * 90
+    batches = [[text[:3000]], [text], [window(text, 0, 40 * k) for k in range(40)]]
+    for batch, ids in zip(batches, Reference(data).ids_of_batches(batches), strict=True):
+        checker.check("texts", batch, ids)
+    checker.check_other_ways(batches[0])
+    checker.check_transfers(batches[0])
+    return checker
+
+
 def main() -> int:
     """Prints what was checked; status 1 when something was wrong."""
     data = tokenizer_json(EMBEDDED)
@@ -76,6 +90,9 @@ def main() -> int:
             checker.check_transfers(batch)
         found[str(options)] = [dict(checker.n_checked), dict(checker.needs_cpu), checker.description["device"]]
         wrong += checker.wrong + check_given_memory(checker, gpu_options)
+    characters = check_characters()
+    wrong += characters.wrong
+    found["characters"] = [dict(characters.n_checked), dict(characters.needs_cpu)]
     n_decoded, wrong_decoded = wrong_texts(data, checker.encoder.device, Reference(data), expected, random.Random(1))
     wrong += wrong_decoded
     found["decode"] = n_decoded
