@@ -25,7 +25,7 @@ from gpu_core.encoding import Encoding, Lease, PartResult, ResidentEncoding, Tim
 from gpu_core.errors import NoFreeContext
 from gpu_core.execution import Device, ExecutionContext
 from gpu_core.ladder import Ladder, Part, Plan
-from gpu_core.layout import FLAG_IDS, FLAG_TOKEN_STARTS, REASON_NOT_NORMAL, REASONS
+from gpu_core.layout import FLAG_IDS, FLAG_NORMAL_FORM, FLAG_TOKEN_STARTS, REASON_NOT_NORMAL, REASONS
 from gpu_core.literals import device_literals
 from gpu_core.normal_form import Normalize, Rewriter
 from gpu_core.options import GpuOptions
@@ -79,11 +79,12 @@ class Encoder:
     ) -> None:
         """Set up every size class, largest first; without memory for all of them, those that fit, and a warning.
 
-        With `normalize`, the normalizer of the reference, `encode` tries documents that are not in normal form again.
+        Documents that may not be in normal form are rewritten, see `gpu_core.normal_form`; `normalize`, the normalizer
+        of the reference, is for those with characters on which this Python and the reference may differ.
         `cuts`: see `bridge_cut.cuts_of`; by default those of a byte-level tokenizer.
         """
         self.spec, self.device, self.options = spec, device, options
-        self._rewriter = Rewriter(spec, normalize) if normalize and spec.normalizers == ("NFC",) else None
+        self._rewriter = Rewriter(spec, normalize) if spec.normalizers == ("NFC",) else None
         self.cuts = cuts or SafeCuts(spec.pattern_family, device_literals(spec), bool(spec.normalizers))
         self._adaptive, self._spin = AdaptiveWait(), SpinWait()
         if options.wait == "adaptive":
@@ -171,7 +172,7 @@ class Encoder:
     def _encode_rewritten(
         self, rewriter: Rewriter, encoding: Encoding, documents: Sequence[bytes | memoryview], flags: int
     ) -> None:
-        """Answer documents that are not in normal form through others with the same ids, as far as there are any."""
+        """Answer documents that may not be in normal form through others with the same ids, which are."""
         rewritten: dict[int, bytes] = {}
         for document, reason in encoding.needs_cpu.items():
             text = rewriter.rewrite(bytes(documents[document])) if reason == REASONS[REASON_NOT_NORMAL] else None
@@ -180,12 +181,12 @@ class Encoder:
         if not rewritten:
             return
         try:
-            answer = self._encode(list(rewritten.values()), flags)
+            answer = self._encode(list(rewritten.values()), flags | FLAG_NORMAL_FORM)
         except NoFreeContext:
             # This call may hold what it needs now.
             encoding.detach()
             try:
-                answer = self._encode(list(rewritten.values()), flags)
+                answer = self._encode(list(rewritten.values()), flags | FLAG_NORMAL_FORM)
             except NoFreeContext:
                 return
         encoding.adopt(list(rewritten), answer)
@@ -198,7 +199,7 @@ class Encoder:
         encoding = Encoding([part], None, replay.n_documents, needs_cpu, times)
         for document, reason in self._await(replay, times).items():
             needs_cpu[document] = REASONS[reason]
-        if not replay.flags:
+        if not replay.flags & ~FLAG_NORMAL_FORM:
             part.detach()
         return encoding
 
@@ -280,7 +281,7 @@ class _Parts:
         for place, reason in self._encoder._await(replay, self._times).items():
             self._needs_cpu[part.pieces[place].document] = REASONS[reason]
         self._results.append(_result(replay))
-        if not replay.flags:
+        if not replay.flags & ~FLAG_NORMAL_FORM:
             self._results[-1].detach()
 
 

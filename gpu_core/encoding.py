@@ -163,6 +163,7 @@ class Encoding:
         self.times.add(other.times)
         for place, document in enumerate(documents):
             if place in other.needs_cpu:
+                self.needs_cpu[document] = other.needs_cpu[place]
                 continue
             del self.needs_cpu[document]
             pieces = [(0, place, 0)] if other._pieces is None else other._pieces[place]

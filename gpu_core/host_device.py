@@ -14,7 +14,7 @@ from gpu_core.arena import arrange
 from gpu_core.errors import DeviceFault
 from gpu_core.execution import ExecutionContext, OutOfDeviceMemory
 from gpu_core.ladder import SizeClass
-from gpu_core.layout import FLAG_IDS, FLAG_TOKEN_STARTS
+from gpu_core.layout import FLAG_IDS, FLAG_NORMAL_FORM, FLAG_TOKEN_STARTS
 from gpu_core.options import GpuOptions
 from gpu_core.tables import Tables
 
@@ -38,8 +38,11 @@ class HostDevice:
         polls: int = 1,
         fail_after: int = 1 << 62,
         token_starts: bool = True,
+        encode_normal: EncodeOne | None = None,
     ) -> None:
+        """`encode_normal` encodes where the text is said to be in normal form; by default that changes nothing."""
         self.name = "host"
+        self.encode_normal = encode_normal or encode
         self.encode, self.polls, self.fail_after = encode, polls, fail_after
         self.n_launches = 0
         self._memory_bytes, self._token_starts = memory_bytes, token_starts
@@ -154,7 +157,8 @@ class HostContext:
         self._reasons = []
         for document, (start, end) in enumerate(pairwise(starts)):
             results["document_tokens"][document] = position
-            answer = self._device.encode(text[start:end])
+            encode = self._device.encode_normal if flags & FLAG_NORMAL_FORM else self._device.encode
+            answer = encode(text[start:end])
             self._reasons.append(answer if isinstance(answer, int) else 0)
             pairs = np.array([] if isinstance(answer, int) else answer, dtype=np.uint32).reshape(-1, 2)
             if flags & FLAG_IDS:

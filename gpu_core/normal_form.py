@@ -1,18 +1,24 @@
-"""Documents that NFC changes, rewritten so that the device can answer them after all.
+"""Documents that may not be in normal form (NFC), rewritten so that the device can answer them without the quick check.
 
-    document   Cafe◌́ <|im_end|> a◌̸      gaps fail the quick check; added tokens are searched for before normalization
-    rewritten  Café  <|im_end|> a̸       each failing gap normalized by itself; the device encodes this instead
+    document   Cafe◌́ <|im_end|> ◌̸a      added tokens are searched for in the raw text, each gap is normalized by itself
+    rewritten  Café  <|im_end|> ◌̸a      the device encodes this; what it takes for added tokens is the same
 
-It has the ids of the document if the added tokens that are found in it are those of the document, at the same places:
-the reference would then normalize the same gaps, which are in normal form by now.
+It has the ids of the document if the added tokens that are found in it are those of the document, at the same places.
+
+Gaps are normalized by Python's own Unicode database, which is older or newer than the reference's. Characters that one
+of the two may not know are uncertain: `uncertain_characters`. A gap with such a character needs the reference's own.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import unicodedata
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import chain
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpu_core.classes import NOT_NORMAL, normal_form_classes
 from gpu_core.spec import TokenizerSpec
@@ -20,12 +26,22 @@ from gpu_core.spec import TokenizerSpec
 Normalize = Callable[[str], str]
 """The reference's normalizer of one gap."""
 
+MAX_MARKS = 64
+"""Sorting marks takes the square of their number, so that a longer run of them is left to the CPU."""
+_UNCERTAIN = 254
+"""In the table of classes; no combining class has this number."""
+_INERT = ((0x3400, 0xA000), (0xAC00, 0xD7A4), (0x17000, 0x18B00), (0x20000, 0x2F800))
+"""Ideographs, which nothing changes, and Hangul, which composes by a rule that all versions share."""
+_LAST = 0x30000
+
 
 class Rewriter:
-    """Rewrites documents of one tokenizer whose only normalizer is the one given."""
+    """Rewrites documents of one tokenizer whose only normalizer is NFC."""
 
-    def __init__(self, spec: TokenizerSpec, normalize: Normalize) -> None:
+    def __init__(self, spec: TokenizerSpec, normalize: Normalize | None = None) -> None:
+        """Without `normalize`, documents with uncertain characters are not rewritten."""
         self._normalize = normalize
+        self._classes = _classes()
         # The leftmost match, and of those that begin there the longest: alternatives are tried in order.
         tokens = sorted((token.content for token in spec.added_tokens), key=len, reverse=True)
         self._literal = re.compile(f"({'|'.join(map(re.escape, tokens))})") if tokens else None
@@ -34,7 +50,7 @@ class Rewriter:
         }
 
     def rewrite(self, document: bytes) -> bytes | None:
-        """A document with the same ids that passes the quick check; None when there is none, or that is not certain."""
+        """A document with the same ids whose gaps are in normal form; None when there is none, or it is not certain."""
         try:
             text = document.decode()
         except UnicodeDecodeError:
@@ -42,15 +58,28 @@ class Rewriter:
         parts = self._split(text)
         if not self._flagged.isdisjoint(parts[1::2]):
             return None
-        parts[::2] = [gap if passes_quick_check(gap) else self._normalize(gap) for gap in parts[::2]]
+        for i in range(0, len(parts), 2):
+            gap = self._normal_form(parts[i])
+            if gap is None:
+                return None
+            parts[i] = gap
         rewritten = "".join(parts)
-        if not passes_quick_check(rewritten) or self._split(rewritten) != parts:
-            return None
-        return rewritten.encode()
+        return rewritten.encode() if self._split(rewritten) == parts else None
 
     def _split(self, text: str) -> list[str]:
         """Gaps, and the added tokens between them."""
         return self._literal.split(text) if self._literal else [text]
+
+    def _normal_form(self, gap: str) -> str | None:
+        if gap.isascii():
+            return gap
+        values = self._classes[np.frombuffer(gap.encode("utf-32-le"), "<u4")]
+        if _longest_run(values != 0) > MAX_MARKS:
+            return None
+        if (values == _UNCERTAIN).any():
+            return self._normalize(gap) if self._normalize else None
+        # No composition crosses a line, and lines that are in normal form are only looked at.
+        return "\n".join([unicodedata.normalize("NFC", line) for line in gap.split("\n")])
 
 
 def passes_quick_check(text: str) -> bool:
@@ -60,3 +89,53 @@ def passes_quick_check(text: str) -> bool:
     values = normal_form_classes()[np.frombuffer(text.encode("utf-32-le"), "<u4")]
     before, after = values[:-1], values[1:]
     return not ((values == NOT_NORMAL).any() or ((after > 0) & (before > after)).any())
+
+
+@cache
+def uncertain_characters() -> frozenset[int]:
+    """Code points on whose normal form this Python and the reference may differ.
+
+    A version of Unicode changes nothing about the characters of earlier ones. So it is enough to find those that only
+    one side knows: a class that the reference's table lacks, or a composition that came after Unicode 3.2, which is
+    older than both.
+    """
+    classes = normal_form_classes()
+    found: set[int] = {int(c) for c in np.flatnonzero(classes) if unicodedata.category(chr(c)) == "Cn"}
+    for code in _candidates():
+        char = chr(code)
+        combining, decomposition = unicodedata.combining(char), unicodedata.decomposition(char)
+        if combining and classes[code] not in {combining, NOT_NORMAL}:
+            found.add(code)
+        if not decomposition or decomposition.startswith("<"):
+            continue
+        if unicodedata.normalize("NFC", char) != char:
+            if classes[code] != NOT_NORMAL:
+                found.add(code)
+        elif unicodedata.ucd_3_2_0.decomposition(char) != decomposition:
+            first, second = (int(part, 16) for part in decomposition.split())
+            # The pair composes for one side only; one of the two is new, too.
+            is_old = unicodedata.ucd_3_2_0.category(chr(second)) != "Cn"
+            found |= {code, first if is_old else second}
+    return frozenset(found)
+
+
+def _candidates() -> Iterator[int]:
+    """Code points that may have a class or a decomposition."""
+    borders = [0, *chain.from_iterable(_INERT), _LAST]
+    for first, end in zip(borders[::2], borders[1::2], strict=True):
+        for code in range(first, end):
+            if not 0xD800 <= code < 0xE000:
+                yield code
+
+
+@cache
+def _classes() -> NDArray[np.uint8]:
+    """The quick check's class of each code point, or `_UNCERTAIN`."""
+    table = normal_form_classes().copy()
+    table[sorted(uncertain_characters())] = _UNCERTAIN
+    return table
+
+
+def _longest_run(mask: NDArray[np.bool_]) -> int:
+    borders = np.flatnonzero(np.diff(mask, prepend=False, append=False))
+    return int((borders[1::2] - borders[::2]).max(initial=0))
