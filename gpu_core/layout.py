@@ -110,7 +110,7 @@ REASONS = {
     2: "invalid UTF-8",
     REASON_NOT_NORMAL: "text that is not in normal form",
     4: "an added token with flags, or two that overlap",
-    5: "a run of digits or blanks longer than the device follows",
+    5: "a run of digits, blanks or line ends longer than the device follows",
 }
 """Why a document needs the CPU, by the reason in its flag word."""
 
