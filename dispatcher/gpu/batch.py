@@ -5,8 +5,8 @@
 
 Documents share replays, oldest first, as many as the largest free slot holds; the replay takes the smallest free slot
 that fits. A document over `alone_over_bytes` gets a slot of its own, is filled ahead, and such documents take one place
-of those under way together: the others always pass beside them. A group larger than a batch goes behind the others
-after each batch that takes a part of it.
+of those under way together: the others pass beside it, and between two of them. A group larger than a batch goes behind
+the others after each batch that takes a part of it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from dispatcher.gpu.group import NO_SLOT, UNREADABLE, Group
+from dispatcher.gpu.group import NO_SLOT, NOT_READY, UNREADABLE, Group
 from dispatcher.gpu.link import Slot
 from dispatcher.policy import GpuLoad
 from gpu_core.ladder import SizeClass
@@ -92,6 +92,8 @@ class ModelQueue:
         self.under_way: list[Batch] = []
         """Shared replays, the oldest first."""
         self.n_waiting = 0
+        """Documents in `shared`."""
+        self.is_forgotten = False
         self.load = GpuLoad(
             ready=True,
             alone_over_bytes=min(limits.alone_over_bytes, self.top.capacity),
@@ -123,10 +125,15 @@ class Former:
     """Something waits for a slot."""
     unwanted: list[tuple[Group, str]] = field(default_factory=list)
     """Groups that left the queue, with the reason; whoever holds the lock tells them."""
+    _alone_yields: bool = False
+    """A document alone ended, and no shared replay was launched since."""
 
     def add(self, queue: ModelQueue, group: Group) -> None:
         """Queue a group; what does not fit any slot and was not cut leaves at once."""
         load = queue.load
+        if queue.is_forgotten:
+            self._leave(group, NOT_READY)
+            return
         if group.n_bytes > load.alone_over_bytes and not self._sort_out(queue, group):
             self._leave(group, NO_SLOT)
             return
@@ -136,14 +143,14 @@ class Former:
             load.waiting_bytes += group.waiting_bytes
 
     def next(self, now_ns: int) -> Batch | None:
-        """The batch to launch now, of the model and kind whose first document waits longest; None when there is none.
+        """The batch to launch now, around the document that waits longest and can be launched; None when none can.
 
         It counts as under way from now on.
         """
         self.starved = False
         if self.n_under_way >= self.limits.max_in_flight:
             return None
-        for _since_ns, queue, is_alone in sorted(self._candidates(now_ns), key=lambda candidate: candidate[0]):
+        for _place, queue, is_alone in sorted(self._candidates(now_ns), key=lambda candidate: candidate[0]):
             batch = queue.filled.popleft() if is_alone else self._next_shared(queue, now_ns)
             if batch is not None:
                 batch.launched_ns = now_ns
@@ -174,6 +181,8 @@ class Former:
     def filled(self, queue: ModelQueue, batch: Batch) -> None:
         """A reserved slot holds its text."""
         queue.filled.append(batch)
+        if queue.is_forgotten:
+            self._empty(queue)
 
     def refused(self, queue: ModelQueue, batch: Batch) -> None:
         """A reserved slot could not be filled."""
@@ -188,6 +197,7 @@ class Former:
         load = batch.queue.load
         if batch.piece is not None:
             self.n_alone_under_way -= 1
+            self._alone_yields = True
             load.alone_launched_ns = load.alone_launched_bytes = 0
             return
         under_way = batch.queue.under_way
@@ -213,6 +223,13 @@ class Former:
         queue.n_held[queue.class_of[slot.number]] -= 1
         self.give_back(queue, slot)
 
+    def forget(self, queue: ModelQueue) -> None:
+        """The engine will not serve a model any more; what waits for it leaves, what is under way ends as usual."""
+        del self.queues[queue.key]
+        queue.is_forgotten = True
+        queue.load.ready = False
+        self._empty(queue)
+
     def waiting(self) -> Iterator[Group]:
         """The groups of everything that is not under way; a group may come more than once."""
         for queue in self.queues.values():
@@ -220,15 +237,25 @@ class Former:
             yield from (piece.group for piece in queue.alone)
             yield from (batch.piece.group for batch in queue.filled if batch.piece is not None)
 
-    def _candidates(self, now_ns: int) -> Iterator[tuple[int, ModelQueue, bool]]:
-        for queue in self.queues.values():
+    def _candidates(self, now_ns: int) -> list[tuple[tuple[bool, int], ModelQueue, bool]]:
+        """(place in the order, queue, whether it is a document alone).
+
+        By age; but between two documents alone the others have a turn, whatever they are worth, so that none of them
+        waits for two.
+        """
+        found: list[tuple[tuple[bool, int], ModelQueue, bool]] = []
+        queues = self.queues.values()
+        for queue in queues:
             self._drop_unwanted(queue, now_ns)
-            if queue.shared and self._is_worth(queue):
-                yield queue.shared[0].queued_ns, queue, False
-            if queue.filled and not self.n_alone_under_way:
-                piece = queue.filled[0].piece
-                assert piece is not None
-                yield piece.group.queued_ns, queue, True
+        alone = [queue for queue in queues if queue.filled] if not self.n_alone_under_way else []
+        for queue in alone:
+            piece = queue.filled[0].piece
+            assert piece is not None
+            found.append(((self._alone_yields, piece.group.queued_ns), queue, True))
+        for queue in queues:
+            if queue.shared and (alone or self._is_worth(queue)):
+                found.append(((False, queue.shared[0].queued_ns), queue, False))
+        return found
 
     def _is_worth(self, queue: ModelQueue) -> bool:
         return (
@@ -287,6 +314,7 @@ class Former:
             load.alone_waiting_bytes -= batch.n_bytes
             load.alone_launched_ns, load.alone_launched_bytes = batch.launched_ns, batch.n_bytes
             return
+        self._alone_yields = False
         under_way = batch.queue.under_way
         under_way.append(batch)
         if len(under_way) == 1:
@@ -339,6 +367,19 @@ class Former:
     def _drop_alone(self, queue: ModelQueue, piece: Alone, reason: str) -> None:
         queue.load.alone_waiting_bytes -= piece.end - piece.start
         self._leave(piece.group, reason)
+
+    def _empty(self, queue: ModelQueue) -> None:
+        for group in queue.shared:
+            self._leave(group, NOT_READY)
+        for piece in queue.alone:
+            self._leave(piece.group, NOT_READY)
+        self.n_ahead -= len(queue.filled)
+        for batch in queue.filled:
+            if batch.piece is not None:
+                self._leave(batch.piece.group, NOT_READY)
+        queue.shared.clear()
+        queue.alone.clear()
+        queue.filled.clear()
 
     def _leave(self, group: Group, reason: str) -> None:
         if not group.settled:

@@ -3,7 +3,7 @@
     simulation = Simulation()
     engine = FakeEngine(simulation, {"model": make_slots("model")}, replay_ns=lambda n_bytes, n_documents: 50_000)
     route.attach(engine)
-    engine.on_due = lambda: route.turn(0)       the route's thread
+    engine.on_due = lambda: route.turn(1.0)     the route's thread
     simulation.at(1_000, lambda: route.submit(group))
     simulation.run()
 
@@ -168,12 +168,14 @@ class FakeEngine:
         self._due_at(end_ns)
 
     def wait(self, timeout_s: float | None) -> list[Completion]:
-        """See `EngineLink.wait`. In simulated time it returns at once."""
+        """See `EngineLink.wait`. In simulated time it returns at once; who does not want to wait is due again."""
         with self._changed:
             if self._simulation is None:
                 self._changed.wait_for(self._has_news, self._patience_s(timeout_s))
             if self._is_lost:
                 raise EngineLost("the engine is gone")
+            if timeout_s == 0:
+                self._due_at(self._clock())
             self._interrupted = False
             completions = []
             while not self.is_hung and self._running and self._running[0][0] <= self._clock():

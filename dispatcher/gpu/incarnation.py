@@ -119,6 +119,16 @@ class Incarnation:
         self._tell()
         self._look(self._clocks.wall())
 
+    def forget(self, model_key: str) -> None:
+        """Launch nothing more of a model; what waits falls back."""
+        with self._lock:
+            queue = self.former.queues.get(model_key)
+            if queue is not None:
+                self.former.forget(queue)
+                self._advance()
+        self._pump()
+        self._tell()
+
     def end(self, reason: str) -> None:
         """Everything that is queued or in flight falls back; later groups do at once."""
         with self._lock:

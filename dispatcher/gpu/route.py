@@ -87,6 +87,12 @@ class GpuRoute:
             group.settled = True
             call(group.on_done, group)
 
+    def forget(self, model_key: str) -> None:
+        """Launch nothing more of a model, whose slots will be taken away; what waits for it falls back."""
+        incarnation = self._incarnation
+        if incarnation is not None:
+            incarnation.forget(model_key)
+
     def attach(self, link: EngineLink) -> None:
         """Serve through this link from now on; the one before it must have ended."""
         self._incarnation = Incarnation(link, self.limits, self._clocks, self._tally, self._on_replay)
