@@ -171,6 +171,8 @@ def _check_merges(model: dict[str, Any], vocab: dict[str, int]) -> int:
     """The number of merges, once each is known to join two entries into a third."""
     merges = _member(model, "merges", list, "the model")
     skip = len(model.get("continuing_subword_prefix") or "")
+    if _are_known(merges, vocab, skip):
+        return len(merges)
     for n, merge in enumerate(merges):
         pair = merge.split(" ") if isinstance(merge, str) else merge
         # Old files carry a version comment where the first merge would be.
@@ -182,6 +184,18 @@ def _check_merges(model: dict[str, Any], vocab: dict[str, int]) -> int:
         if left not in vocab or right not in vocab or left + right[skip:] not in vocab:
             raise TokenizerFileError(f"merge {n} of the model joins or makes a token that the vocabulary lacks")
     return len(merges)
+
+
+def _are_known(merges: list[Any], vocab: dict[str, int], skip: int) -> bool:
+    """Whether all merges are well-formed, without saying which one is not: several times as fast."""
+    if not set(map(type, merges)) <= {str, list}:
+        return False
+    pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
+    try:
+        makes_known = all(left + right[skip:] in vocab for left, right in pairs)
+        return makes_known and all(map(vocab.__contains__, chain.from_iterable(pairs)))
+    except (TypeError, ValueError):
+        return False
 
 
 def _flatten(step: Any, members: str) -> list[dict[str, Any]]:
