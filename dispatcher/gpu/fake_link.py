@@ -3,7 +3,7 @@
     simulation = Simulation()
     engine = FakeEngine(simulation, {"model": make_slots("model")}, replay_ns=lambda n_bytes, n_documents: 50_000)
     route.attach(engine)
-    engine.on_due = lambda: route.turn(1.0)     the route's thread
+    engine.on_due = lambda: serve_due(route)    the route's thread
     simulation.at(1_000, lambda: route.submit(group))
     simulation.run()
 
@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dispatcher.gpu.link import Completion, EngineLost, Slot
+from dispatcher.gpu.route import GpuRoute
 from gpu_core.ladder import SizeClass
 
 KIB = 1 << 10
@@ -60,6 +61,13 @@ class Simulation:
             action()
         if until_ns is not None:
             self.now_ns = max(self.now_ns, until_ns)
+
+
+def serve_due(route: GpuRoute) -> None:
+    """What the route's thread does between two waits, in simulated time."""
+    route.turn(0.0)
+    while route.is_filling:
+        route.turn(0.0)
 
 
 def bytes_as_ids(document: bytes) -> NDArray[np.uint32]:
@@ -156,7 +164,7 @@ class FakeEngine:
             raise EngineLost("the engine is gone")
         self._lost_after -= 1
         self._check(slot, n_bytes, n_documents)
-        slot.ids[:] = slot.document_tokens[:] = POISON
+        slot.ids[:n_bytes] = slot.document_tokens[: n_documents + 1] = POISON
         now_ns, took_ns = self._clock(), self.replay_ns(n_bytes, n_documents)
         lane = min(range(len(self._free_ns)), key=self._free_ns.__getitem__)
         end_ns = self._free_ns[lane] = max(now_ns, self._free_ns[lane]) + took_ns
@@ -168,14 +176,12 @@ class FakeEngine:
         self._due_at(end_ns)
 
     def wait(self, timeout_s: float | None) -> list[Completion]:
-        """See `EngineLink.wait`. In simulated time it returns at once; who does not want to wait is due again."""
+        """See `EngineLink.wait`. In simulated time it returns at once."""
         with self._changed:
             if self._simulation is None:
                 self._changed.wait_for(self._has_news, self._patience_s(timeout_s))
             if self._is_lost:
                 raise EngineLost("the engine is gone")
-            if timeout_s == 0:
-                self._due_at(self._clock())
             self._interrupted = False
             completions = []
             while not self.is_hung and self._running and self._running[0][0] <= self._clock():

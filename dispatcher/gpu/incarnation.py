@@ -94,12 +94,17 @@ class Incarnation:
         if self._to_tell:
             self._tell()
 
+    @property
+    def is_filling(self) -> bool:
+        """A slot is to be filled by the next turn, which does not wait."""
+        return self._filling is not None or bool(self._to_fill)
+
     def turn(self, timeout_s: float) -> None:
         """Wait for completions, launch what has formed meanwhile, then hand out results."""
         if not self._turn_thread:
             self._turn_thread, self._turn_cpu_ns = threading.get_ident(), self._clocks.cpu()
         try:
-            completions = self.link.wait(0.0 if self._to_fill or self._filling else timeout_s)
+            completions = self.link.wait(0.0 if self.is_filling else timeout_s)
         except EngineLost:
             self.end(ENGINE_LOST)
             return

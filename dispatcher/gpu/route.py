@@ -108,6 +108,12 @@ class GpuRoute:
             incarnation.turn(timeout_s)
         return incarnation.over
 
+    @property
+    def is_filling(self) -> bool:
+        """The next turn has something to do and will not wait."""
+        incarnation = self._incarnation
+        return incarnation is not None and not incarnation.over and incarnation.is_filling
+
     def serve(self, link: EngineLink) -> str:
         """Serve through this link until it is lost, on the calling thread; why it ended (`group.FALLBACK_REASONS`)."""
         self.attach(link)

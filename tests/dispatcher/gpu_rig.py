@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from dispatcher.gpu.batch import RouteLimits
-from dispatcher.gpu.fake_link import DEFAULT_SIZES, FakeEngine, Simulation, make_slots
+from dispatcher.gpu.fake_link import DEFAULT_SIZES, FakeEngine, Simulation, make_slots, serve_due
 from dispatcher.gpu.group import Group
 from dispatcher.gpu.incarnation import Replay
 from dispatcher.gpu.route import Cuts, GpuRoute
@@ -65,7 +65,7 @@ class Rig:
             for number, model in enumerate(self._models)
         }
         self.engine = FakeEngine(self.simulation, slots, replay_ns=self._replay_ns, n_lanes=self._n_lanes)
-        self.engine.on_due = lambda: self.route.turn(1.0)
+        self.engine.on_due = lambda: serve_due(self.route)
         self.route.attach(self.engine)
         return self.engine
 

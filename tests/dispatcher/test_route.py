@@ -7,7 +7,7 @@ import random
 import pytest
 
 from dispatcher.gpu.batch import RouteLimits
-from dispatcher.gpu.fake_link import FakeEngine, Simulation, make_slots
+from dispatcher.gpu.fake_link import FakeEngine, Simulation, make_slots, serve_due
 from dispatcher.gpu.group import (
     CANCELLED,
     ENGINE_LOST,
@@ -373,7 +373,7 @@ def test_an_engine_that_starts_slowly_is_not_asked() -> None:
     engine = FakeEngine(simulation, {MODEL: make_slots(MODEL)}, ready_ns=5 * MS)
     route = GpuRoute({}, clock=simulation.clock)
     route.attach(engine)
-    engine.on_due = lambda: route.turn(1.0)
+    engine.on_due = lambda: serve_due(route)
     done: list[Group] = []
     fallen: list[str] = []
 
