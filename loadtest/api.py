@@ -72,7 +72,7 @@ class NativeOctets:
         body = b"".join(answer.body)
         if kind != BATCH:
             return [_packed(body)]
-        sections = {name: int(size) for name, _, size in (part.partition("=") for part in answer.sections.split(","))}
+        sections = _sections(answer.sections)
         if list(sections) != ["counts", "ids"] or sum(sections.values()) != len(body):
             raise UnreadableAnswer(f"sections {answer.sections!r} in an answer of {len(body)} bytes")
         counts = _packed(body[: sections["counts"]])
@@ -189,6 +189,14 @@ def _json_around(name: str, text: memoryview, fields: dict[str, str]) -> list[Bu
     except UnicodeDecodeError:
         head = "".join(f"{json.dumps(key)}: {json.dumps(value)}, " for key, value in fields.items())
         return [f'{{{head}"{name}": "'.encode(), text, b'"}']
+
+
+def _sections(header: str) -> dict[str, int]:
+    """Names and lengths of the parts of a body, in their order; none for a header that says something else."""
+    parts = [part.partition("=") for part in header.split(",")]
+    if not all(size.isascii() and size.isdigit() for _, _, size in parts):
+        return {}
+    return {name: int(size) for name, _, size in parts}
 
 
 def _field(answer: Answer, name: str) -> object:

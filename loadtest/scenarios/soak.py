@@ -14,11 +14,12 @@ SHARES = {"short": 0.97, "batch of 8": 0.02, "context of 121k tokens": 0.01}
 
 
 def build(setting: Setting, builder: PlanBuilder) -> None:
-    """A group for each kind; each kind comes at least once."""
+    """A group for each kind; each kind comes at least once in the measured time."""
     at_ns = setting.times()
     names = list(SHARES)
     drawn = setting.rng.choice(len(names), len(at_ns), p=list(SHARES.values()))
-    drawn[: len(names)] = np.arange(len(names))[: len(at_ns)]
+    measured = int(np.searchsorted(at_ns, setting.options.warm_up_s * 1e9))
+    drawn[measured : measured + len(names)] = np.arange(len(names))[: len(at_ns) - measured]
     short, batch, context = (at_ns[drawn == k] for k in range(len(names)))
     builder.add(names[0], short, *setting.dealer.mixed(setting.short_lengths(len(short))))
     n_documents = BATCH_DOCUMENTS if setting.options.api == "native" else 1

@@ -1,0 +1,194 @@
+"""The open-loop client against servers that behave and servers that do not: it reports, and it never hangs."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loadtest.api import NativeOctets
+from loadtest.client import CANNOT_CONNECT, CLOSED, MALFORMED, NOT_SENT, TIMED_OUT, Client, Record
+from loadtest.plan import Plan, PlanBuilder
+from loadtest.pool import Pool, write_pool
+from loadtest.target import Target, parse_target
+from loadtest.wire import HttpWire
+from tests.loadtest.fake_server import FakeServer, Reply, faking, http, ids_of_bytes
+
+MS = 1_000_000
+N = 20
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Pool:
+    """A pool of one text."""
+    return write_pool(tmp_path, {"a": b"some text " * 1000}, 3_000_000)
+
+
+def planned(pool: Pool, n: int = N, gap_ms: float = 2.0, n_bytes: int = 50) -> Plan:
+    """Requests at constant gaps, every answer checked."""
+    start, length = pool.windows("a", np.arange(n), np.full(n, n_bytes), 1)
+    builder = PlanBuilder()
+    builder.add("a", (np.arange(n) * gap_ms * MS).astype(np.int64), start, length)
+    plan = builder.build()
+    plan.checked[:] = True
+    return plan
+
+
+def run(plan: Plan, pool: Pool, target: Target, connections: int = 8, timeout_s: float = 30.0) -> Record:
+    """Send the plan now."""
+    client = Client(
+        plan, pool, target, HttpWire(target.authority), NativeOctets(""), connections=connections, timeout_s=timeout_s
+    )
+    return client.run(time.monotonic_ns())
+
+
+def target_of(server: FakeServer) -> Target:
+    """Its address."""
+    return parse_target(f"http://127.0.0.1:{server.port}")
+
+
+def right(number: int, body: bytes) -> Reply:
+    """A server that works."""
+    return http(200, ids_of_bytes(body))
+
+
+def test_right_answers(pool: Pool) -> None:
+    """Every request is answered, in order of time, over kept connections; the answers are those of its text."""
+    plan = planned(pool)
+    with faking(right) as server:
+        record = run(plan, pool, target_of(server))
+    assert record.outcome.tolist() == [200] * N
+    assert (record.sent_ns >= plan.at_ns).all()
+    assert (record.done_ns > record.sent_ns).all()
+    assert record.n_bytes.tolist() == (plan.length * 4).tolist()
+    assert record.n_connections <= 8
+    for row, answer in record.answers.items():
+        text = pool.text(*plan.documents(row)[0])
+        assert NativeOctets("").ids(0, answer)[0].tolist() == list(text)
+    assert len(record.answers) == N
+
+
+def test_large_bodies_both_ways(pool: Pool) -> None:
+    """What does not fit into the sockets' buffers is sent and read piece by piece."""
+    plan = planned(pool, n=3, n_bytes=2_000_000)
+    with faking(right) as server:
+        record = run(plan, pool, target_of(server))
+    assert record.outcome.tolist() == [200] * 3
+    assert record.n_bytes.tolist() == (plan.length * 4).tolist()
+
+
+def test_a_slow_answer_delays_no_other_start(pool: Pool) -> None:
+    """The schedule is kept while an answer is missing: that is what open loop means."""
+
+    def script(number: int, body: bytes) -> Reply:
+        return None if number == 0 else http(200, ids_of_bytes(body))
+
+    plan = planned(pool)
+    with faking(script) as server:
+        record = run(plan, pool, target_of(server), timeout_s=0.5)
+    assert sorted(record.outcome.tolist()) == [TIMED_OUT] + [200] * (N - 1)
+    assert (record.done_ns[record.outcome == 200] < 500 * MS).all()
+
+
+def test_latency_of_requests_that_wait_for_a_connection(pool: Pool) -> None:
+    """With one connection a request may be sent late; its time counts from when it was meant to start."""
+    plan = planned(pool, n=5, gap_ms=0.0)
+    with faking(right) as server:
+        record = run(plan, pool, target_of(server), connections=1)
+    assert record.outcome.tolist() == [200] * 5
+    assert record.n_connections == 1
+    assert (np.diff(record.sent_ns) > 0).all()
+    assert ((record.done_ns - plan.at_ns) >= record.done_ns[0]).all()
+
+
+@pytest.mark.parametrize("status", [400, 429, 500, 503])
+def test_refusals(status: int, pool: Pool) -> None:
+    """A refusal is an outcome, and the connection goes on."""
+    with faking(lambda number, body: http(status, b'{"error": {}}')) as server:
+        record = run(planned(pool), pool, target_of(server))
+    assert record.outcome.tolist() == [status] * N
+    assert record.answers == {}
+
+
+@pytest.mark.parametrize(
+    ("reply", "outcome"),
+    [
+        (b"", CLOSED),
+        (b"HTTP/1.1 200 OK\r\nContent-Le", TIMED_OUT),
+        (http(200, b"abcd")[:-1], TIMED_OUT),
+        (b"what is this?\r\n\r\n", MALFORMED),
+        (b"\xff" * 100, MALFORMED),
+        (None, TIMED_OUT),
+    ],
+)
+def test_broken_answers(reply: Reply, outcome: int, pool: Pool) -> None:
+    """Half answers, no answers and nonsense are told apart, and none is waited for beyond the timeout."""
+    begin = time.monotonic()
+    with faking(lambda number, body: reply) as server:
+        record = run(planned(pool), pool, target_of(server), connections=N, timeout_s=0.3)
+    assert record.outcome.tolist() == [outcome] * N
+    assert time.monotonic() - begin < 20
+
+
+def test_an_answer_that_is_too_long(pool: Pool) -> None:
+    """Bytes behind an answer end the connection; the requests after it use others and are answered."""
+    with faking(lambda number, body: http(200, ids_of_bytes(body)) + (b"more" if number == 3 else b"")) as server:
+        record = run(planned(pool), pool, target_of(server))
+    assert (record.outcome == 200).sum() >= N - 1
+    assert set(record.outcome.tolist()) <= {200, MALFORMED, CLOSED}
+
+
+def test_connections_that_the_server_ends(pool: Pool) -> None:
+    """`Connection: close` costs a connection for each request and nothing else."""
+    with faking(lambda number, body: http(200, ids_of_bytes(body), "Connection: close")) as server:
+        record = run(planned(pool), pool, target_of(server))
+    assert record.outcome.tolist() == [200] * N
+    assert record.n_connections == N
+
+
+def test_a_server_that_dies(pool: Pool) -> None:
+    """Requests on the way are lost, later ones cannot connect; all are accounted for, and the run ends."""
+
+    def script(number: int, body: bytes) -> Reply:
+        if number == N // 2:
+            server.stop()
+        return http(200, ids_of_bytes(body))
+
+    with faking(script) as server:
+        record = run(planned(pool), pool, target_of(server), timeout_s=5.0)
+    outcomes = record.outcome.tolist()
+    assert outcomes.count(200) >= N // 2 - 1
+    assert outcomes.count(CANNOT_CONNECT) >= 1
+    assert set(outcomes) <= {200, CLOSED, CANNOT_CONNECT}
+    assert (record.done_ns > 0).all()
+
+
+def test_nobody_listens(pool: Pool, tmp_path: Path) -> None:
+    """Without a server each request fails at once, over TCP and over a Unix socket."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    for target in (parse_target(f"http://127.0.0.1:{port}"), parse_target(f"unix:{tmp_path / 'none'}")):
+        record = run(planned(pool), pool, target)
+        assert record.outcome.tolist() == [CANNOT_CONNECT] * N
+
+
+def test_no_connection_becomes_free(pool: Pool) -> None:
+    """Requests that never got a connection are said not to have been sent."""
+    with faking(lambda number, body: None) as server:
+        record = run(planned(pool, gap_ms=0.0), pool, target_of(server), connections=1, timeout_s=0.2)
+    outcomes = record.outcome.tolist()
+    assert outcomes.count(TIMED_OUT) >= 1
+    assert set(outcomes) == {TIMED_OUT, NOT_SENT}
+    assert (record.sent_ns[record.outcome == NOT_SENT] == 0).all()
+
+
+def test_an_empty_plan(pool: Pool) -> None:
+    """Nothing to send is done at once."""
+    plan = PlanBuilder().build()
+    with faking(right) as server:
+        record = run(plan, pool, target_of(server))
+    assert len(record.outcome) == 0
+    assert server.n_requests == 0

@@ -1,0 +1,237 @@
+"""Whole runs against a running service: every scenario, every codec and API, and what faults do to a result."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.cli import NOT_RIGHT, main, went_wrong
+from loadtest.errors import BadOption, TargetUnreachable
+from loadtest.options import LoadOptions
+from loadtest.result import read_result
+from loadtest.run import run, wait_for
+from loadtest.scenarios import SCENARIOS
+from loadtest.target import parse_target
+from tests.end_to_end.harness import ServiceProcess
+from tests.loadtest.fake_server import Reply, faking, http, ids_of_bytes
+
+SMALL = LoadOptions(
+    rate="40", duration_s=0.6, warm_up_s=0.1, clients=1, scale=0.01, check=30, long_rate=60.0, timeout_s=60.0
+)
+"""Enough to see that everything is right; nothing here depends on how fast it is."""
+
+BRIEF = ["--rate", "40", "--duration", "500ms", "--warm-up", "0", "--clients", "1", "--scale", "0.02"]
+
+
+def quiet(name: str, n_done: int, n_total: int) -> None:
+    """No progress bar."""
+
+
+def run_small(name: str, service: ServiceProcess, home: Path, **changes: Any) -> dict[str, Any]:
+    """A short run against the service, its ids checked."""
+    fixed = {"target": f"unix:{service.uds}", "tokenizer": str(home / "tokenizer.json")}
+    return run(name, replace(SMALL, **{**fixed, **changes}), quiet)
+
+
+def assert_right(result: dict[str, Any]) -> dict[str, Any]:
+    """Everything was answered as it should be, and ids of every group were compared; returns the last step."""
+    assert json.loads(json.dumps(result)) == result
+    for step in result["steps"]:
+        assert step["failures"] == {}
+        equality = step["equality"]
+        assert (equality["checked"], equality["n_different"], equality["groups_not_checked"]) == (True, 0, [])
+        assert equality["n_equal"] > 0
+    last: dict[str, Any] = result["steps"][-1]
+    return last
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_scenario(name: str, service: ServiceProcess, home: Path) -> None:
+    """A scenario offers what it plans, and every answer it looks at is the reference's."""
+    step = assert_right(run_small(name, service, home))
+    assert step["n_requests"] > 10
+    assert step["latency_us"]["p50"] > 0
+    assert step["server"]["host_cpu_us_per_request"] > 0
+    assert step["server"]["tokens"] > 0
+    assert sum(group["n"] for group in step["groups"].values()) == step["n_requests"]
+    outcomes = step["server"]["requests_by_outcome"]
+    assert sum(outcomes.values()) == step["n_requests"] + step["n_warm_up"]
+
+
+@pytest.mark.parametrize("codec", ["json", "msgpack"])
+@pytest.mark.parametrize("name", ["batch", "hostile"])
+def test_every_codec(name: str, codec: str, service: ServiceProcess, home: Path) -> None:
+    """The other codecs carry the same documents, batches and worst cases, over TCP."""
+    assert_right(run_small(name, service, home, codec=codec, target=f"http://127.0.0.1:{service.port}"))
+
+
+@pytest.mark.parametrize("name", ["agent", "hostile"])
+def test_vllms_wire(name: str, service: ServiceProcess, home: Path) -> None:
+    """The same scenarios speak vLLM's `/tokenize`, to whichever server has it."""
+    result = run_small(name, service, home, api="vllm")
+    assert_right(result)
+    assert result["options"]["model"] == "small"
+
+
+def test_several_clients_and_steps(service: ServiceProcess, home: Path) -> None:
+    """Rates are run in turn; client processes share each plan, and their effort is in the result."""
+    result = run_small("short", service, home, rate="30,60", clients=2)
+    assert_right(result)
+    assert [step["rate"] for step in result["steps"]] == [30, 60]
+    for step in result["steps"]:
+        assert len(step["generator"]["busy_by_client"]) == 2
+        assert 0 < step["generator"]["busy"] < 1.5
+
+
+def test_cpu_time_of_a_local_server(service: ServiceProcess, home: Path) -> None:
+    """The kernel's count of a server's CPU time is there for servers that count nothing themselves."""
+    result = run_small("short", service, home, server_pid=str(service.process.pid), rate="200")
+    assert result["steps"][0]["server_process_cpu_us_per_request"] >= 0
+    assert result["server"]["version"]["pid"] == service.process.pid
+
+
+def test_busy_neighbours(service: ServiceProcess, home: Path) -> None:
+    """Busy processes run beside the load, do work all the time, and are gone afterwards."""
+    step = assert_right(run_small("short", service, home, neighbours=2))
+    assert step["neighbours"]["n"] == 2
+    assert step["neighbours"]["work_per_s"] > 0
+
+
+def test_saturation_is_found(service: ServiceProcess, home: Path) -> None:
+    """The search raises the rate until a server with one slot refuses, and says what was sustained."""
+
+    def script(number: int, body: bytes) -> Reply:
+        return http(429, b"{}") if number > 60 else http(200, ids_of_bytes(body))
+
+    with faking(script) as server:
+        target = f"http://127.0.0.1:{server.port}"
+        result = run("short", replace(SMALL, target=target, find_saturation=True, step_factor=2.0), quiet)
+    assert result["saturation"]["saturated_at_per_s"] is not None
+    assert "failed or were refused" in result["saturation"]["reason"]
+    assert result["steps"][-1]["failures"] == {"429 Too Many Requests": pytest.approx(30, abs=60)}
+    assert not went_wrong(result)
+
+
+def test_wrong_ids_are_found(home: Path) -> None:
+    """A server that answers fast and wrong fails the run."""
+    with faking(lambda number, body: http(200, ids_of_bytes(body))) as server:
+        options = replace(SMALL, target=f"http://127.0.0.1:{server.port}", tokenizer=str(home / "tokenizer.json"))
+        result = run("short", options, quiet)
+    assert result["steps"][0]["equality"]["n_different"] > 0
+    assert result["steps"][0]["equality"]["n_equal"] == 0
+    assert went_wrong(result)
+
+
+def test_answers_without_ids_are_wrong(home: Path) -> None:
+    """An answer of status 200 whose ids cannot be read is no right answer."""
+    with faking(lambda number, body: http(200, b"abc")) as server:
+        options = replace(SMALL, target=f"http://127.0.0.1:{server.port}", tokenizer=str(home / "tokenizer.json"))
+        result = run("short", options, quiet)
+    assert result["steps"][0]["equality"]["n_unreadable"] > 0
+    assert went_wrong(result)
+
+
+def test_a_check_that_is_off_says_so() -> None:
+    """Without a tokenizer file and with a server that names none, ids are not checked, and the result says why."""
+    with faking(lambda number, body: http(200, ids_of_bytes(body))) as server:
+        result = run("short", replace(SMALL, target=f"http://127.0.0.1:{server.port}"), quiet)
+    equality = result["steps"][0]["equality"]
+    assert not equality["checked"]
+    assert equality["reference"].startswith("off: ")
+    assert result["steps"][0]["server"] is None
+
+
+def test_a_server_that_dies_during_a_run() -> None:
+    """The run ends, with every request accounted for and a status that says that it went wrong."""
+
+    def script(number: int, body: bytes) -> Reply:
+        if number == 20:
+            server.stop()
+        return http(200, ids_of_bytes(body))
+
+    with faking(script) as server:
+        result = run("short", replace(SMALL, target=f"http://127.0.0.1:{server.port}", timeout_s=5.0), quiet)
+    (step,) = result["steps"]
+    assert sum(step["failures"].values()) > 0
+    assert set(step["failures"]) <= {"cannot connect", "connection closed"}
+    assert went_wrong(result)
+
+
+def test_no_target(tmp_path: Path) -> None:
+    """Without a server there is no run."""
+    target = parse_target(f"unix:{tmp_path / 'none'}")
+    with pytest.raises(TargetUnreachable):
+        wait_for(target, 0.05)
+    with pytest.raises(TargetUnreachable):
+        run("short", replace(SMALL, target=str(target)), quiet)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("batch", {"api": "vllm"}, "several documents"),
+        ("short", {"clients": 0}, "--clients"),
+        ("short", {"duration_s": 0.0}, "--duration"),
+        ("short", {"rate": "fast"}, "--rate"),
+        ("short", {"arrivals": "normal"}, "arrivals"),
+        ("short", {"server_pid": "x"}, "--server-pid"),
+        ("short", {"text": "/nowhere/at/all"}, "--text"),
+    ],
+)
+def test_options_that_cannot_be(name: str, changes: dict[str, Any], message: str, service: ServiceProcess) -> None:
+    """What cannot be understood is said before anything is sent."""
+    with pytest.raises(BadOption, match=message):
+        run(name, replace(SMALL, target=f"unix:{service.uds}", **changes), quiet)
+
+
+def test_the_command(
+    service: ServiceProcess,
+    home: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The command runs a scenario, prints the table, writes the result; report, compare and capacity read it."""
+    monkeypatch.chdir(tmp_path)
+    flags = [
+        "--rate",
+        "40",
+        "--duration",
+        "500ms",
+        "--warm-up",
+        "0",
+        "--clients",
+        "1",
+        "--scale",
+        "0.02",
+        "--wait",
+        "60",
+    ]
+    command = ["run", "short", "--target", f"unix:{service.uds}", "--tokenizer", str(home / "tokenizer.json"), *flags]
+    assert main(command) == 0
+    out, err = capsys.readouterr()
+    assert "## short" in out
+    assert "equal" in out
+    assert "sidetok-short.json" in err
+    result = read_result(tmp_path / "sidetok-short.json")
+    assert result["options"]["duration_s"] == 0.5
+    assert main(["report", "sidetok-short.json", "--plots", "plots", "--format", "svg"]) == 0
+    assert (tmp_path / "plots" / "percentiles.svg").is_file()
+    assert main(["compare", "sidetok-short.json", "sidetok-short.json"]) == 0
+    assert "1.00x" in capsys.readouterr().out
+    assert main(["capacity", "sidetok-short.json", "--core-hour", "0.05"]) == 0
+    assert "| short | CPU |" in capsys.readouterr().out
+
+
+def test_the_command_fails_when_answers_do(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Wrong ids are the exit status, whatever the table looks like."""
+    with faking(lambda number, body: http(200, ids_of_bytes(body))) as server:
+        flags = BRIEF
+        places = ["--target", f"http://127.0.0.1:{server.port}", "--output", str(tmp_path / "r.json")]
+        status = main(["run", "short", "--tokenizer", str(home / "tokenizer.json"), *places, *flags])
+    assert status == NOT_RIGHT
+    assert "WRONG" in capsys.readouterr().out
