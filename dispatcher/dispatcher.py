@@ -1,7 +1,7 @@
-"""The dispatcher: admitted jobs in, answers out, on the CPU route.
+"""The dispatcher: admitted jobs in, answers out, on the CPU route or on that of the GPUs.
 
-Threads: `submit`, `cancel`, `sweep` and `deliver` belong to the event loop; workers run the jobs. Finished jobs wait in
-a deque, and the loop is woken once for all that finish before it looks.
+Threads: `submit`, `cancel`, `sweep` and `deliver` belong to the event loop; workers run the jobs, or hand them over to
+the GPU route. Finished jobs wait in a deque, and the loop is woken once for all that finish before it looks.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from collections.abc import Callable
 from typing import Any
 
 from dispatcher.admission import Admission
+from dispatcher.failures import failed, where
 from dispatcher.job import Job, deadline_exceeded
 from dispatcher.meter import ThreadClocks, WorkerTally, total
 from dispatcher.options import DispatcherOptions
+from dispatcher.router import GpuSet, Router
 from dispatcher.shadow import ShadowCheck
 from dispatcher.work_queue import WorkQueue
-from dispatcher.worker import Jobs, Worker, failed, where
+from dispatcher.worker import Jobs, Worker
 from gpu_core.errors import SidetokError
 
 log = logging.getLogger("sidetok.dispatcher")
@@ -33,17 +35,25 @@ Schedule = Callable[[Callable[[], None]], Any]
 
 
 class Dispatcher:
-    """Runs jobs on a bounded pool of worker threads."""
+    """Runs jobs on a bounded pool of worker threads, and on GPUs where there are some."""
 
-    def __init__(self, options: DispatcherOptions, wake: Schedule, soon: Schedule | None = None) -> None:
+    def __init__(
+        self,
+        options: DispatcherOptions,
+        wake: Schedule,
+        soon: Schedule | None = None,
+        gpus: GpuSet | None = None,
+        clocks: ThreadClocks | None = None,
+    ) -> None:
         """`wake` schedules a callback on the event loop from any thread (`loop.call_soon_threadsafe`).
 
         `soon` does so from the loop itself (`loop.call_soon`): jobs submitted in one turn of the loop are queued at the
         end of it, so that no worker asks for the interpreter while the loop still reads. None queues each at once.
+        Without `gpus` everything takes the CPU route.
         """
         self.n_workers = options.cpu_workers or max(MIN_WORKERS, os.cpu_count() or 1)
         self.admission = Admission(options, self.n_workers)
-        self.clocks = ThreadClocks()
+        self.clocks = clocks or ThreadClocks()
         self.shadow = ShadowCheck(options.shadow_check, self.clocks)
         self._wake = wake
         self._soon = soon
@@ -52,8 +62,12 @@ class Dispatcher:
         self._queue = WorkQueue()
         self._done: deque[Job[Any]] = deque()
         self._in_flight: set[Job[Any]] = set()
+        self._router = (
+            Router(options.policy, gpus, self._queue, self._collect, self.shadow, self.n_workers) if gpus else None
+        )
         self._workers = [
-            Worker(self._queue, self._collect, self.shadow, f"sidetok-worker-{i}") for i in range(self.n_workers)
+            Worker(self._queue, self._collect, self.shadow, f"sidetok-worker-{i}", self._router)
+            for i in range(self.n_workers)
         ]
         for worker in self._workers:
             worker.start()
@@ -95,8 +109,9 @@ class Dispatcher:
                 self._settle(job, job.answer, job.error)
 
     def snapshot(self) -> WorkerTally:
-        """The sum of what the workers counted; callable from any thread."""
-        return total(worker.tally for worker in self._workers)
+        """The sum of what the workers and the routes of GPUs counted; callable from any thread."""
+        tallies = [worker.tally for worker in self._workers]
+        return total([*tallies, *self._router.tallies] if self._router else tallies)
 
     @property
     def n_in_flight(self) -> int:
@@ -121,7 +136,7 @@ class Dispatcher:
         self._queue.put(jobs)
 
     def _collect(self, jobs: Jobs) -> None:
-        """Called by a worker at the end of a round."""
+        """Called by a worker at the end of a round, and by whatever thread results of a GPU come on."""
         self._done.extend(jobs)
         if jobs and not self._waking:
             self._waking = True
@@ -129,6 +144,8 @@ class Dispatcher:
 
     def _give_up(self, job: Job[Any]) -> None:
         job.abandoned = True
+        if (group := job.group) is not None:
+            group.cancelled = True
         if job.claim():
             job.forget()
             self._leave(job, answered=False)

@@ -20,7 +20,7 @@ MAX_IDLE_FLOWS = 1024
 class FlowQueue:
     """Jobs by flow. Not safe by itself: its owner has a lock."""
 
-    __slots__ = ("_first", "_floor", "_flows", "_heap", "_n", "_used")
+    __slots__ = ("_first", "_floor", "_flows", "_heap", "_n", "_used", "n_bytes")
 
     def __init__(self) -> None:
         self._first: deque[Job[Any]] = deque()
@@ -33,6 +33,8 @@ class FlowQueue:
         self._floor = 0.0
         """Where a flow begins: what each of those that wait would have used, had all got the same."""
         self._n = 0
+        self.n_bytes = 0
+        """Of the bodies of all jobs."""
 
     def __len__(self) -> int:
         return self._n
@@ -45,6 +47,7 @@ class FlowQueue:
     def append(self, job: Job[Any]) -> None:
         """Queue a job."""
         self._n += 1
+        self.n_bytes += job.slot.n_bytes
         if not self._flows and len(self._first) < FAIR_JOBS:
             self._first.append(job)
             return
@@ -66,10 +69,13 @@ class FlowQueue:
         """Take the next job. Its flow is charged with a guess until `charge` tells what it cost."""
         self._n -= 1
         if self._first:
-            return self._first.popleft()
+            job = self._first.popleft()
+            self.n_bytes -= job.slot.n_bytes
+            return job
         flow = self._next_flow()
         waiting = self._flows[flow]
         job = waiting.popleft()
+        self.n_bytes -= job.slot.n_bytes
         self._floor = max(self._floor, self._used[flow])
         self.charge(flow, job.slot.n_bytes + 1.0)
         if not waiting:

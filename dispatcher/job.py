@@ -5,14 +5,27 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Generic, NoReturn, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from dispatcher.admission import Slot
 from dispatcher.errors import Cancelled, DeadlineExceeded
-from dispatcher.request import Request, Result
+from dispatcher.request import EncodedDocument, EncodeRequest, Request, Result
 from gpu_core.errors import SidetokError
 
+if TYPE_CHECKING:
+    from dispatcher.gpu.group import Group
+
 A = TypeVar("A")
+
+
+@dataclass(slots=True)
+class Partial:
+    """What the GPU route did of a request; a worker does the rest."""
+
+    request: EncodeRequest
+    results: list[EncodedDocument | None]
+    """By document; None for those that are still to be encoded."""
 
 
 class Job(Generic[A]):
@@ -29,9 +42,12 @@ class Job(Generic[A]):
         "error",
         "fail",
         "flow",
+        "group",
         "is_long",
         "model",
+        "n_tokens",
         "on_done",
+        "partial",
         "read",
         "route",
         "settled",
@@ -63,6 +79,12 @@ class Job(Generic[A]):
         self.model = ""
         """The name of the model, known once the body was read."""
         self.route = "cpu"
+        """Where it is answered; documents that the GPU does not answer do not change it."""
+        self.group: Group | None = None
+        """What is on the GPU route of this job alone."""
+        self.partial: Partial | None = None
+        """Set when it comes back from the GPU route."""
+        self.n_tokens = 0
         self.answer: A | None = None
         self.error: SidetokError | None = None
         self.abandoned = False

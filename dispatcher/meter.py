@@ -58,10 +58,18 @@ class Work:
 
     decode_body_cpu_ns: int = 0
     encode_cpu_ns: int = 0
+    submit_cpu_ns: int = 0
+    """Handing documents to the GPU route, and staging them if this thread does it."""
     write_answer_cpu_ns: int = 0
     n_documents: int = 0
     n_tokens: int = 0
     n_bytes: int = 0
+
+    def count(self, n_documents: int, n_bytes: int, n_tokens: int) -> None:
+        """Count an answered request."""
+        self.n_documents += n_documents
+        self.n_bytes += n_bytes
+        self.n_tokens += n_tokens
 
     def add(self, other: Work) -> None:
         """Add the numbers of another row to this one."""

@@ -32,7 +32,7 @@ ROUND_BYTES = 32_768
 class WorkQueue:
     """First in, first out, but for huge jobs that wait for their turn, and fair between flows when many jobs wait.
 
-    `put` is called by the event loop, `get` and `finished` by workers.
+    `put` is called by any thread, `get` and `finished` by workers.
     """
 
     def __init__(self) -> None:
@@ -49,6 +49,21 @@ class WorkQueue:
         self._short_ns = 0.0
         self._closed = False
         self._last_head: Job[Any] | None = None
+
+    @property
+    def n_idle(self) -> int:
+        """Workers that would begin at once; like what waits, as of some moment, from any thread."""
+        return len(self._parked)
+
+    @property
+    def n_waiting(self) -> int:
+        """Jobs that no worker has taken yet."""
+        return len(self._jobs) + len(self._huge)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of their bodies."""
+        return self._jobs.n_bytes + self._huge.n_bytes
 
     def join(self) -> threading.Lock:
         """Called once by each worker before its first `get`: its gate."""

@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "settings.md"
 sys.path.insert(0, str(ROOT))
 
+from dispatcher.gpu.options import GpuRouteOptions  # noqa: E402
 from dispatcher.options import DispatcherOptions  # noqa: E402
 from service.options import ServiceOptions  # noqa: E402
 from service.settings import Setting, settings_of  # noqa: E402
@@ -36,7 +37,8 @@ line and status 2. Values of the form `tcp://...` in variables of numbers are ig
 def page() -> str:
     """The whole page."""
     parts = [HEAD]
-    for title, options in (("Service", ServiceOptions), ("Dispatcher", DispatcherOptions)):
+    rooms = (("Service", ServiceOptions), ("Dispatcher", DispatcherOptions), ("GPU route", GpuRouteOptions))
+    for title, options in rooms:
         parts.append(f"## {title}\n\n{(options.__doc__ or '').strip()}\n\n{table(settings_of(options))}")
     return "\n".join(parts)
 

@@ -37,11 +37,11 @@ def serve(argv: Sequence[str]) -> int:
     """`sidetok serve`: run until SIGTERM or SIGINT."""
     from service.settings import parse_serve
 
-    service_options, dispatcher_options = parse_serve(argv)
+    options = parse_serve(argv)
     # Imported late: a wrong flag or --help must not wait for the whole service to load.
     from service.server import serve as run
 
-    return run(service_options, dispatcher_options)
+    return run(*options)
 
 
 def inspect(argv: Sequence[str]) -> int:

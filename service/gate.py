@@ -134,10 +134,10 @@ class Gate:
         """The answer to a request that never became a job, and its outcome."""
         return _with_retry_after(endpoint.fail(head, error), error), status_of(error).outcome
 
-    def record(self, head: Head, model: str, outcome: str, start_ns: int) -> None:
+    def record(self, head: Head, model: str, outcome: str, start_ns: int, route: str = "cpu") -> None:
         """Count a request that ended now and began at `start_ns` (`time.perf_counter_ns`), and log it if asked to."""
         seconds = (time.perf_counter_ns() - start_ns) * 1e-9
-        self._meter.observe(model, "cpu", outcome, seconds)
+        self._meter.observe(model, route, outcome, seconds)
         if self._access_log:
             log.info(
                 "request",
@@ -146,6 +146,7 @@ class Gate:
                     "traceparent": head.traceparent.decode("ascii"),
                     "path": head.path,
                     "model": model,
+                    "route": route,
                     "outcome": outcome,
                     "duration_s": round(seconds, 6),
                 },

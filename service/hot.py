@@ -44,12 +44,12 @@ class HotPath:
         if not head.client and (peer := scope.get("client")):
             head.client = peer[0]
         receive = incoming = _Incoming(receive)
-        outcome, model = "cancelled", ""
+        outcome, model, route = "cancelled", "", "cpu"
         try:
             slot = self._gate.enter(head)
             deadline_ns = self._gate.deadline_of(head)
             body = await self._body(slot, deadline_ns, receive)
-            model, done = await self._job(endpoint, head, body, slot, deadline_ns, receive)
+            model, route, done = await self._job(endpoint, head, body, slot, deadline_ns, receive)
             answer, outcome = self._gate.answer_of(*done, endpoint, head)
             await self._send(head, answer, send)
         except SidetokError as error:
@@ -58,7 +58,7 @@ class HotPath:
         except _ClientGone:
             pass
         finally:
-            self._gate.record(head, model, outcome, start_ns)
+            self._gate.record(head, model, outcome, start_ns, route)
 
     def tick(self) -> None:
         """Start watching the clients of requests that have waited since the last tick."""
@@ -94,8 +94,11 @@ class HotPath:
 
     async def _job(
         self, endpoint: Endpoint, head: Head, body: bytes, slot: Slot, deadline_ns: int, receive: Receive
-    ) -> tuple[str, Done]:
-        """Run the job of a request; its model, and what it ended with. Raises `_ClientGone` when the client left."""
+    ) -> tuple[str, str, Done]:
+        """Run the job of a request; its model, its route, and what it ended with.
+
+        Raises `_ClientGone` when the client left.
+        """
         done: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
 
         def on_done(answer: Answer | None, error: SidetokError | None) -> None:
@@ -112,7 +115,7 @@ class HotPath:
         finally:
             if self._unwatched.pop(job, None) is None:
                 self._watchers.pop(job).cancel()
-        return job.model, ended
+        return job.model, job.route, ended
 
     async def _watch(self, job: Job[Answer], receive: Receive, done: asyncio.Future[Done]) -> None:
         """Wait for the client to go away, then drop the job and wake whoever waits for its answer."""

@@ -143,16 +143,16 @@ class HotCycle:
         gate = self._protocol.gate
         answer, outcome = gate.answer_of(answer, error, self._endpoint, self._head)
         assert self._job is not None
-        model = self._job.model
+        model, route = self._job.model, self._job.route
         # The connection keeps its last cycle; the job would keep the body.
         self._job = None
-        self._finish(answer, model, outcome)
+        self._finish(answer, model, outcome, route)
 
-    def _finish(self, answer: Answer, model: str, outcome: str) -> None:
+    def _finish(self, answer: Answer, model: str, outcome: str, route: str = "cpu") -> None:
         self._write(answer)
         if not self.keep_alive:
             self._protocol.transport.close()
-        self._protocol.gate.record(self._head, model, outcome, self._start_ns)
+        self._protocol.gate.record(self._head, model, outcome, self._start_ns, route)
         self._protocol.on_response_complete()
 
     def _stop(self, error: SidetokError) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from dispatcher.embedded import EMBEDDED_MODEL
 from dispatcher.engines import is_fault
+from dispatcher.gpus import Gpus
 from dispatcher.options import DispatcherOptions
 from dispatcher.tokenizer import Tokenizer, load_tokenizer
 from gpu_core.errors import SidetokError
@@ -77,6 +78,8 @@ class Registry:
         self._engine = dispatcher.cpu_engine
         self._max_reference_bytes = dispatcher.max_reference_bytes
         self._cache_dir = Path(dispatcher.cache_dir) if dispatcher.cache_dir else None
+        self.gpus: Gpus | None = None
+        """Where loaded tokenizers are served, too."""
         self._models = _parse_models(service.model)
         self._names = _parse_aliases(service.alias, self._models)
         default = service.default_model or next(iter(self._models))
@@ -169,12 +172,19 @@ class Registry:
             cache_dir=self._cache_dir,
             max_reference_bytes=self._max_reference_bytes,
         )
+        if self.gpus is not None:
+            self.gpus.add(model.tokenizer.spec, files.tokenizer_json)
         if files.chat_templates:
             try:
                 model.chat_template = ChatTemplate(files.chat_templates, files.special_tokens)
             except ChatTemplateError as error:
                 # Text can be served without it.
                 model.error = str(error)
+
+    def _on_gpu(self, tokenizer: Tokenizer) -> dict[str, Any]:
+        """Whether the GPU route serves a tokenizer now, and if not, why."""
+        why_not = "there is no GPU route" if self.gpus is None else self.gpus.why_not(tokenizer.spec.digest)
+        return {"serves": not why_not, "reason": why_not or "an engine has it"}
 
     def _describe(self, model: Model) -> dict[str, Any]:
         item: dict[str, Any] = {
@@ -189,10 +199,15 @@ class Registry:
             "state": model.state,
             "error": model.error,
             "engine": None,
+            "routes": None,
             "tokenizer": None,
         }
         if (tokenizer := model.tokenizer) is not None:
             item["engine"] = {"name": tokenizer.engine, "reason": tokenizer.engine_reason}
+            item["routes"] = {
+                "cpu": {"serves": True, "reason": tokenizer.engine_reason},
+                "gpu": self._on_gpu(tokenizer),
+            }
             item["tokenizer"] = {
                 "digest": tokenizer.spec.digest,
                 "family": tokenizer.spec.pattern_family,

@@ -10,12 +10,13 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import uvicorn
 import uvloop
 
+from dispatcher.gpu.options import GpuRouteOptions
 from dispatcher.options import DispatcherOptions
 from service import log as logs
 from service.app import make_app
@@ -95,8 +96,10 @@ class Server(uvicorn.Server):
         return protocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)  # type: ignore[no-any-return]
 
 
-def serve(options: ServiceOptions, work: DispatcherOptions) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit code."""
+def serve(
+    options: ServiceOptions, work: DispatcherOptions, gpu: GpuRouteOptions, engine_command: Sequence[str] = ()
+) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit code. `engine_command` replaces the program of GPU engines."""
     logs.configure(options.log_level, options.log_format)
     # Its name makes its start and stop look like errors, and the service logs its own.
     logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.getLogger().level))
@@ -108,7 +111,7 @@ def serve(options: ServiceOptions, work: DispatcherOptions) -> int:
         print(f"sidetok: {error}", file=sys.stderr)
         return 2
     try:
-        uvloop.run(_serve(options, work, registry, listeners))
+        uvloop.run(_serve(options, work, registry, listeners, gpu, engine_command))
     finally:
         for listener in listeners:
             listener.remove_file()
@@ -117,9 +120,14 @@ def serve(options: ServiceOptions, work: DispatcherOptions) -> int:
 
 
 async def _serve(
-    options: ServiceOptions, work: DispatcherOptions, registry: Registry, listeners: list[Listener]
+    options: ServiceOptions,
+    work: DispatcherOptions,
+    registry: Registry,
+    listeners: list[Listener],
+    gpu: GpuRouteOptions,
+    engine_command: Sequence[str],
 ) -> None:
-    service = Service(options, work, registry)
+    service = Service(options, work, registry, gpu, engine_command)
     config = uvicorn.Config(
         make_app(service),
         http=type("BoundProtocol", (Protocol,), {"gate": service.gate}),

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NoReturn, get_type_hints
 
+from dispatcher.gpu.options import GpuRouteOptions
 from dispatcher.options import DispatcherOptions
 from service.options import ServiceOptions
 
@@ -154,7 +155,7 @@ def resolve(
 
 def parse_serve(
     argv: Sequence[str], environ: Mapping[str, str] | None = None
-) -> tuple[ServiceOptions, DispatcherOptions]:
+) -> tuple[ServiceOptions, DispatcherOptions, GpuRouteOptions]:
     """The options of `sidetok serve` from its arguments and the environment (that of the process by default).
 
     A bad value is one line on standard error and exit status 2.
@@ -166,14 +167,19 @@ def parse_serve(
     )
     add_flags(parser.add_argument_group("service"), settings_of(ServiceOptions))
     add_flags(parser.add_argument_group("dispatcher"), settings_of(DispatcherOptions))
+    add_flags(parser.add_argument_group("GPU route"), settings_of(GpuRouteOptions))
     namespace = parser.parse_args(argv)
     service = ServiceOptions(**resolve(parser, namespace, settings_of(ServiceOptions), environ))
     dispatcher = DispatcherOptions(**resolve(parser, namespace, settings_of(DispatcherOptions), environ))
+    try:
+        gpu = GpuRouteOptions(**resolve(parser, namespace, settings_of(GpuRouteOptions), environ))
+    except ValueError as error:
+        parser.error(str(error))
     if not service.host and not service.uds:
         parser.error("nothing to listen on: give --host, --uds or both")
     if service.uds and not re.fullmatch(r"0?[0-7]{3}", service.uds_mode):
         parser.error(f"--uds-mode: {service.uds_mode!r} is not an octal file mode such as 0660")
-    return service, with_cache_dir(dispatcher, environ)
+    return service, with_cache_dir(dispatcher, environ), gpu
 
 
 def with_cache_dir(options: DispatcherOptions, environ: Mapping[str, str] | None = None) -> DispatcherOptions:

@@ -7,12 +7,16 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
 
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.engines.memory import release_free_memory
+from dispatcher.gpu.options import GpuRouteOptions
+from dispatcher.gpus import Gpus
+from dispatcher.meter import ThreadClocks
 from dispatcher.options import DispatcherOptions
 from service.gate import Gate
 from service.hot import HotPath
@@ -34,7 +38,15 @@ IDLE_TICKS = 20
 class Service:
     """The state behind the app."""
 
-    def __init__(self, options: ServiceOptions, work: DispatcherOptions, registry: Registry) -> None:
+    def __init__(
+        self,
+        options: ServiceOptions,
+        work: DispatcherOptions,
+        registry: Registry,
+        gpu: GpuRouteOptions | None = None,
+        engine_command: Sequence[str] = (),
+    ) -> None:
+        """Without `gpu` there is no GPU route; `engine_command` replaces the program of its engines."""
         self.options = options
         self.registry = registry
         self.started_s = time.time()
@@ -42,7 +54,12 @@ class Service:
         self.meter = RequestMeter()
         self.lag = LoopLag()
         self._loop = asyncio.get_running_loop()
-        self.dispatcher = Dispatcher(work, self._loop.call_soon_threadsafe, self._loop.call_soon)
+        clocks = ThreadClocks()
+        self.gpus: Gpus | None = None
+        if gpu is not None and gpu.gpu_numbers() != ():
+            self.gpus = Gpus(gpu, clocks, Path(work.cache_dir) if work.cache_dir else None, engine_command)
+            registry.gpus = self.gpus
+        self.dispatcher = Dispatcher(work, self._loop.call_soon_threadsafe, self._loop.call_soon, self.gpus, clocks)
         self.dispatcher.clocks.register("event_loop")
         self.gate = Gate(self.dispatcher, self.meter, options, work, registry)
         self.hot = HotPath(self.gate)
@@ -55,11 +72,16 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        """Whether the service wants traffic: every model ended its load, one serves at least, and nothing drains."""
+        """Whether the service wants traffic: every model ended its load, one serves at least, and nothing drains.
+
+        GPUs come and go without a word here: the CPU route can serve all that they do.
+        """
         return self.registry.ready and not self.draining
 
     def start(self) -> asyncio.Future[None]:
         """Start the ticker and the load of the models; the future ends when every model is ready or failed."""
+        if self.gpus is not None:
+            self.gpus.start()
         self._tick_due_s = self._loop.time() + TICK_S
         self._ticker = self._loop.call_at(self._tick_due_s, self._tick)
         loaded: asyncio.Future[None] = self._loop.create_future()
@@ -83,6 +105,8 @@ class Service:
         if self._ticker is not None:
             self._ticker.cancel()
         self.dispatcher.close()
+        if self.gpus is not None:
+            self.gpus.close()
         self._background.shutdown(wait=False, cancel_futures=True)
 
     def _tick(self) -> None:

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from dispatcher.admission import Slot
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.job import Job
-from dispatcher.request import DecodeRequest, EncodedDocument, EncodeOptions, EncodeRequest, Request, Result
+from dispatcher.request import DecodeRequest, EncodedDocument, EncodeOptions, EncodeRequest, Request, Result, Route
+from dispatcher.special_tokens import SpecialTokens
 from dispatcher.tokenizer import Tokenizer, TokenizerCounts
 from gpu_core.errors import SidetokError
 from gpu_core.spec import read_spec
@@ -78,6 +79,8 @@ class FakeTokenizer(Tokenizer):
         self.engine_reason = "scripted"
         self.vocab_size = 0x110000
         self.max_id = 0x10FFFF
+        self._special_tokens = SpecialTokens()
+        self._last_finisher = None, None
         self.gates: dict[str, Gate] = {}
         """Documents that wait at a gate before they are encoded."""
         self.errors: dict[str, BaseException] = {}
@@ -195,6 +198,7 @@ class FakeJob(Job[Any]):
         deadline_ns: int = 0,
         model: str = "fake",
         n_bytes: int | None = None,
+        route: Route = "auto",
     ) -> None:
         self.endings: list[Ending] = []
         self.read_threads: list[int] = []
@@ -202,6 +206,7 @@ class FakeJob(Job[Any]):
         self._documents = list(documents)
         self._tokenizer = tokenizer
         self._label = model
+        self._route = route
         self._n_bytes = sum(map(len, documents)) if n_bytes is None else n_bytes
         super().__init__(
             self._read_request,
@@ -225,7 +230,9 @@ class FakeJob(Job[Any]):
 
     def _read_request(self) -> EncodeRequest:
         self.read_threads.append(threading.get_ident())
-        return EncodeRequest(self._label, self._tokenizer, self._documents, self._options, self._n_bytes)
+        request = EncodeRequest(self._label, self._tokenizer, self._documents, self._options, self._n_bytes)
+        request.route = self._route
+        return request
 
     @staticmethod
     def _write_answer(request: Request, result: Result) -> list[list[int]]:

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from dispatcher.admission import Admission
+from dispatcher.failures import failed, named, where
 from dispatcher.job import Job
 from dispatcher.meter import ThreadClocks
 from dispatcher.options import DispatcherOptions
 from dispatcher.request import EncodedDocument, EncodeOptions
 from dispatcher.shadow import ShadowCheck
 from dispatcher.work_queue import WorkQueue
-from dispatcher.worker import Worker, failed, named, where
+from dispatcher.worker import Worker
 from tests.fakes import LIMIT_S, FakeJob, FakeTokenizer, Panic
 
 MARKER = "the-secret-text"

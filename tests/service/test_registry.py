@@ -149,6 +149,10 @@ def test_the_listing(tmp_path: Path) -> None:
     engine = item.pop("engine")
     assert engine["name"] == "reference"
     assert engine["reason"]
+    assert item.pop("routes") == {
+        "cpu": {"serves": True, "reason": engine["reason"]},
+        "gpu": {"serves": False, "reason": "there is no GPU route"},
+    }
     facts = item.pop("tokenizer")
     assert item == {
         "id": "a",

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
+from dispatcher.gpu.options import GpuRouteOptions
 from dispatcher.options import DispatcherOptions
 from service.options import ServiceOptions
 from service.settings import parse_serve, settings_of, with_cache_dir
 
 ROOT = Path(__file__).resolve().parents[2]
-SETTINGS = settings_of(ServiceOptions) + settings_of(DispatcherOptions)
+SETTINGS = settings_of(ServiceOptions) + settings_of(DispatcherOptions) + settings_of(GpuRouteOptions)
 
 
 def value_of(field: str, argv: list[str], environ: Mapping[str, str] | None = None) -> Any:
@@ -42,10 +43,10 @@ def complaint(argv: list[str], capsys: pytest.CaptureFixture[str], environ: Mapp
 
 def test_nothing_given_is_the_defaults() -> None:
     """Without flags and environment the options are those of the dataclasses."""
-    assert parse_serve([], {}) == (ServiceOptions(), DispatcherOptions())
+    assert parse_serve([], {}) == (ServiceOptions(), DispatcherOptions(), GpuRouteOptions())
 
 
-@pytest.mark.parametrize("options", [ServiceOptions, DispatcherOptions])
+@pytest.mark.parametrize("options", [ServiceOptions, DispatcherOptions, GpuRouteOptions])
 def test_every_field_is_a_setting_with_documentation(options: type) -> None:
     """No knob can be added that has no flag, no variable or no line of documentation."""
     settings = settings_of(options)
@@ -85,9 +86,10 @@ def other_values(setting: Any) -> tuple[str, str]:
     if setting.choices:
         first, second, *_ = [c for c in setting.choices if c != setting.default] * 2
         return first, second
-    if setting.field == "uds_mode":
-        return "0600", "0666"
-    return {int: ("7", "9"), float: ("0.25", "0.75")}.get(setting.type, ("a=b", "c=d"))
+    texts = {"uds_mode": ("0600", "0666"), "gpus": ("none", "0,1"), "gpu_classes_kib": ("8", "8,16")}
+    if setting.field in texts:
+        return texts[setting.field]
+    return {int: ("5", "7"), float: ("0.25", "0.75")}.get(setting.type, ("a=b", "c=d"))
 
 
 @pytest.mark.parametrize(
@@ -134,6 +136,9 @@ def test_durations(text: str, expected: float) -> None:
         (["--shadow-check", "a lot"], "not a number"),
         (["--max-body-bytes", "64 megs"], "not a size"),
         (["--max-body-bytes=-1KiB"], "below 0"),
+        (["--gpus", "first"], "gpus must be numbers"),
+        (["--gpu-classes-kib", "16,8"], "ascending"),
+        (["--policy", "fastest"], "is not one of adaptive, cpu, gpu"),
         (["--max-in-flight", "0"], "--max-in-flight: '0' is below 1"),
         (["--keep-alive", "1500ms"], "not a whole number of seconds"),
         (["--drain-timeout", "5 days"], "not a duration"),
@@ -184,7 +189,7 @@ def test_switches(text: str) -> None:
 def test_empty_variables() -> None:
     """An empty variable is not set, except for text, where it is the empty text."""
     environ = {"SIDETOK_PORT": "", "SIDETOK_ACCESS_LOG": "", "SIDETOK_MODEL": "", "SIDETOK_HOST": ""}
-    service, _ = parse_serve(["--uds", "/run/s.sock"], environ)
+    service, _, _ = parse_serve(["--uds", "/run/s.sock"], environ)
     assert service == ServiceOptions(host="", uds="/run/s.sock")
 
 

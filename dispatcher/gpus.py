@@ -1,0 +1,173 @@
+"""All GPUs of the service: their engines, a route for each, what they serve, and what they cost.
+
+    supervisor ─ an engine is up ─► thread of its GPU ─ serves it until it is lost ─► waits for the next one
+
+One engine more or less is only more or less capacity: whoever asks gets the queues of all of them, ready or not.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from queue import SimpleQueue
+
+from dispatcher.costs import Costs
+from dispatcher.gpu.batch import RouteLimits
+from dispatcher.gpu.group import ENGINE_SILENT
+from dispatcher.gpu.incarnation import Replay
+from dispatcher.gpu.options import GpuRouteOptions
+from dispatcher.gpu.process_link import ProcessLink
+from dispatcher.gpu.route import GpuRoute
+from dispatcher.gpu.route_tally import RouteSnapshot
+from dispatcher.gpu.supervisor import EngineStatus, Supervisor
+from dispatcher.meter import ThreadClocks
+from dispatcher.policy import GpuLoad
+from gpu_core.errors import UnsupportedTokenizer
+from gpu_core.literals import device_literals
+from gpu_core.safe_cut import SafeCuts
+from gpu_core.spec import TokenizerSpec
+from gpu_core.tables import check_support
+
+log = logging.getLogger("sidetok.gpus")
+
+STARTING = "starting"
+SILENT_AFTER_WATCHDOG_S = 1.0
+"""The watchdog of the supervisor comes first: it also ends the process."""
+
+
+class Gpus:
+    """The GPU route. Every method may be called from any thread."""
+
+    def __init__(
+        self,
+        options: GpuRouteOptions,
+        clocks: ThreadClocks,
+        cache_dir: Path | None = None,
+        command: Sequence[str] = (),
+    ) -> None:
+        """`command` replaces the program of the engines, for tests. Nothing runs before `start`."""
+        self.costs = Costs()
+        self._clocks = clocks
+        self._limits = RouteLimits(silent_after_s=options.gpu_watchdog_s + SILENT_AFTER_WATCHDOG_S)
+        self._cuts: dict[str, SafeCuts] = {}
+        self._unsupported: dict[str, str] = {}
+        self._threads: dict[int, _GpuThread] = {}
+        self._routes: tuple[GpuRoute, ...] = ()
+        self._supervisor = Supervisor(
+            options, on_ready=self._serve, on_lost=self._note_loss, cache_dir=cache_dir, command=command
+        )
+
+    def start(self) -> None:
+        """Start the engines."""
+        self._supervisor.start()
+        self._clocks.register("gpu_supervisor", self._supervisor.thread)
+        if self._supervisor.reason:
+            log.info("no GPU route", extra={"reason": self._supervisor.reason})
+
+    def add(self, spec: TokenizerSpec, data: bytes) -> None:
+        """Serve a tokenizer.json on all GPUs, if it can be."""
+        if spec.digest in self._cuts or spec.digest in self._unsupported:
+            return
+        try:
+            check_support(spec)
+        except UnsupportedTokenizer as error:
+            self._unsupported[spec.digest] = str(error)
+            return
+        self._cuts[spec.digest] = SafeCuts(spec.pattern_family, device_literals(spec), bool(spec.normalizers))
+        self._supervisor.add(spec.digest, data)
+
+    @property
+    def any(self) -> bool:
+        """Whether some engine was ever up."""
+        return bool(self._routes)
+
+    def loads(self, key: str) -> list[GpuLoad]:
+        """The queue of each GPU for a model, ready or not. The order never changes."""
+        return [route.load(key) for route in self._routes]
+
+    def route(self, index: int) -> GpuRoute:
+        """The route of an entry of `loads`."""
+        return self._routes[index]
+
+    def serves(self, key: str) -> bool:
+        """Whether some engine would take a document of this model now."""
+        return any(route.load(key).ready for route in self._routes)
+
+    def why_not(self, key: str) -> str:
+        """Why no engine serves a model now; empty if one does."""
+        if self.serves(key):
+            return ""
+        if reason := self._supervisor.reason or self._unsupported.get(key) or self._supervisor.unserved(key):
+            return reason
+        for status in self._supervisor.statuses():
+            if status.state == "down" and status.reason:
+                return f"GPU {status.gpu} is down: {status.reason}"
+        return STARTING
+
+    def statuses(self) -> tuple[EngineStatus, ...]:
+        """Of every engine, by GPU."""
+        return self._supervisor.statuses()
+
+    def snapshots(self) -> dict[int, RouteSnapshot]:
+        """What each route counted, by GPU."""
+        return {gpu: thread.route.snapshot() for gpu, thread in sorted(self._threads.copy().items())}
+
+    def close(self) -> None:
+        """End the engines. What is still queued or in flight falls back, to whoever still takes it."""
+        for thread in self._threads.copy().values():
+            thread.end()
+        self._supervisor.close()
+        for thread in self._threads.copy().values():
+            thread.join()
+
+    def _serve(self, gpu: int, link: ProcessLink) -> None:
+        """On the supervisor's thread: an engine is up."""
+        thread = self._threads.get(gpu)
+        if thread is None:
+            thread = _GpuThread(gpu, GpuRoute(self._cuts, self._limits, self._observe), self._clocks)
+            thread.start()
+            self._threads[gpu] = thread
+            self._routes = (*self._routes, thread.route)
+        thread.links.put(link)
+
+    @staticmethod
+    def _note_loss(gpu: int, link: ProcessLink, reason: str) -> None:
+        """On the supervisor's thread: its link tells the route by itself."""
+        log.warning("documents of a lost GPU engine take the CPU route", extra={"gpu": gpu, "reason": reason})
+
+    def _observe(self, replay: Replay) -> None:
+        """On the thread of a route."""
+        self.costs.observe_gpu_route(
+            replay.model_key,
+            replay.kind,
+            replay.n_bytes,
+            replay.n_documents,
+            replay.took_ns,
+            replay.cpu_ns,
+            time.monotonic_ns(),
+        )
+
+
+class _GpuThread(threading.Thread):
+    """The thread of one GPU's route."""
+
+    def __init__(self, gpu: int, route: GpuRoute, clocks: ThreadClocks) -> None:
+        super().__init__(name=f"sidetok-gpu-{gpu}", daemon=True)
+        self.route = route
+        self.links: SimpleQueue[ProcessLink | None] = SimpleQueue()
+        self._clocks = clocks
+
+    def run(self) -> None:
+        """Serve one link after the other."""
+        self._clocks.register("gpu_deliver")
+        while (link := self.links.get()) is not None:
+            if self.route.serve(link) == ENGINE_SILENT:
+                link.kill("a replay was not finished in time")
+
+    def end(self) -> None:
+        """Let the thread end."""
+        self.route.close()
+        self.links.put(None)

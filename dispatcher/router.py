@@ -1,0 +1,325 @@
+"""Both routes joined: which one answers, and how the documents of the GPU route come back.
+
+    worker: read ─► send ─┬─ CPU: left for the worker
+                          └─ GPU: Bundle ─► group ─► route's thread: finish, write ─► delivered
+                                                 ╰─► documents that the GPU did not answer ─► queue ─► a worker ─► ...
+
+A bundle is what the jobs of one round have in common: model, tokenizer, options, route. Its group comes back once, with
+results or without, and each of its jobs goes on from there by itself: to its client, or as a CPU job that encodes what
+is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from dispatcher.chooser import RouteChooser
+from dispatcher.costs import ASCII, Costs, content_kind
+from dispatcher.errors import Cancelled, InvalidOption, NoGpuRoute
+from dispatcher.failures import fail
+from dispatcher.finisher import Finisher
+from dispatcher.gpu.group import CANCELLED, EXPIRED, Group, Ids
+from dispatcher.gpu.held_ids import HeldIds
+from dispatcher.job import Job, Partial, deadline_exceeded
+from dispatcher.meter import WorkerTally
+from dispatcher.policy import CPU, GPU, NO_GPU, Choice, CpuLoad, GpuLoad
+from dispatcher.request import EncodedDocument, EncodeOptions, EncodeRequest, Request, Route
+from dispatcher.shadow import ShadowCheck
+from dispatcher.work_queue import WorkQueue
+from gpu_core.errors import SidetokError
+
+Read = tuple[Job[Any], Request]
+WRITE_BYTES = 65_536
+"""Answers to longer texts are written by a worker: the route's thread has replays to launch."""
+
+
+class Submits(Protocol):
+    """The route of one GPU."""
+
+    def submit(self, group: Group) -> None:
+        """See `dispatcher.gpu.route.GpuRoute`."""
+
+
+class GpuSet(Protocol):
+    """What the router needs of `dispatcher.gpus.Gpus`."""
+
+    costs: Costs
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a queue at all."""
+
+    def loads(self, key: str) -> list[GpuLoad]:
+        """The queue of each GPU for a model."""
+
+    def route(self, index: int) -> Submits:
+        """The route of an entry of `loads`."""
+
+    def why_not(self, key: str) -> str:
+        """Why a model is not served now."""
+
+
+class Router:
+    """One for all workers. Every method may be called from any thread."""
+
+    def __init__(
+        self,
+        policy: str,
+        gpus: GpuSet,
+        queue: WorkQueue,
+        collect: Callable[[Sequence[Job[Any]]], None],
+        shadow: ShadowCheck,
+        n_workers: int,
+    ) -> None:
+        """`collect` takes finished jobs, from any thread."""
+        self.gpus = gpus
+        self.chooser = RouteChooser(gpus.costs, policy)
+        self._queue = queue
+        self._collect = collect
+        self._shadow = shadow
+        self._n_workers = n_workers
+        self._own = threading.local()
+        self.tallies: list[WorkerTally] = []
+        """Of each thread that results came back on."""
+
+    def send(self, requests: list[Read]) -> tuple[list[Read], list[Job[Any]]]:
+        """Hand what takes the GPU route over to it.
+
+        What is left for the calling worker: requests, and jobs that ended with an error.
+        """
+        left: list[Read] = []
+        ended: list[Job[Any]] = []
+        bundles: dict[Any, Bundle] = {}
+        for job, request in requests:
+            try:
+                # What comes back from the GPU route stays with the worker.
+                finisher = None if job.partial is not None else self._finisher(request)
+            except SidetokError as error:
+                fail(job, error)
+                ended.append(job)
+                continue
+            if finisher is None:
+                left.append((job, request))
+                continue
+            assert isinstance(request, EncodeRequest)
+            key: Any = job if job.is_long else (request.model, id(request.tokenizer), request.options, request.route)
+            bundle = bundles.get(key)
+            if bundle is None:
+                bundle = bundles[key] = Bundle(self, finisher, request)
+            bundle.jobs.append(job)
+            bundle.requests.append(request)
+        for bundle in bundles.values():
+            self._send_bundle(bundle, left, ended)
+        return left, ended
+
+    def choose(
+        self, key: str, kind: str, n_bytes: int, n_documents: int, route: Route = "auto", deadline_ns: int = 0
+    ) -> Choice:
+        """The route of documents of one model (its digest) and kind."""
+        queue = self._queue
+        cpu = CpuLoad(self._n_workers, queue.n_idle, queue.waiting_bytes, queue.n_waiting)
+        loads = self.gpus.loads(key)
+        policy = "" if route == "auto" else route
+        return self.chooser.choose(
+            key, kind, n_bytes, n_documents, cpu, loads, time.monotonic_ns(), policy, deadline_ns
+        )
+
+    @contextlib.contextmanager
+    def observing(self, requests: list[Read]) -> Iterator[None]:
+        """Encode requests that share a tokenizer are encoded by the calling thread while the context lasts."""
+        request = requests[0][1]
+        if not self.gpus.any or not isinstance(request, EncodeRequest) or not request.options.ids_only:
+            yield
+            return
+        start_ns, start_cpu_ns = time.monotonic_ns(), time.thread_time_ns()
+        yield
+        now_ns, cpu_ns = time.monotonic_ns(), time.thread_time_ns()
+        encoded = [other for _, other in requests if isinstance(other, EncodeRequest)]
+        n_documents = sum([len(other.documents) for other in encoded])
+        if n_documents and requests[0][0].partial is None:
+            self.gpus.costs.observe_cpu_route(
+                request.tokenizer.spec.digest,
+                content_kind(request.documents[0]) if request.documents else ASCII,
+                sum([other.n_bytes for other in encoded]),
+                n_documents,
+                now_ns - start_ns,
+                cpu_ns - start_cpu_ns,
+                now_ns,
+            )
+
+    def tally(self) -> WorkerTally:
+        """The calling thread's own."""
+        tally: WorkerTally | None = getattr(self._own, "tally", None)
+        if tally is None:
+            tally = self._own.tally = WorkerTally()
+            self.tallies.append(tally)
+        return tally
+
+    def finish(self, bundle: Bundle, group: Group) -> None:
+        """A group has results: write answers, and send back to the queue what is not complete."""
+        start_cpu_ns = time.thread_time_ns()
+        tally = self.tally()
+        finished: list[Job[Any]] = []
+        back: list[Job[Any]] = []
+        first = 0
+        for job, request in zip(bundle.jobs, bundle.requests, strict=True):
+            last = first + len(request.documents)
+            try:
+                self._go_on(job, request, bundle.results(group, first, last), back)
+            except BaseException as error:
+                fail(job, error)
+            if not back or back[-1] is not job:
+                finished.append(job)
+                if job.error is None:
+                    tally.row(request.model, GPU).count(len(request.documents), request.n_bytes, job.n_tokens)
+            first = last
+        model = bundle.requests[0].model
+        tally.row(model, GPU).write_answer_cpu_ns += time.thread_time_ns() - start_cpu_ns
+        self._return(finished, back)
+
+    def give_up(self, bundle: Bundle, reason: str) -> None:
+        """A group comes back without results."""
+        finished: list[Job[Any]] = []
+        back: list[Job[Any]] = []
+        for job, request in zip(bundle.jobs, bundle.requests, strict=True):
+            job.group = None
+            if reason in (CANCELLED, EXPIRED):
+                fail(job, Cancelled("The client went away.") if reason == CANCELLED else deadline_exceeded())
+                finished.append(job)
+            else:
+                job.route = CPU
+                job.partial = Partial(request, [None] * len(request.documents))
+                back.append(job)
+        self._return(finished, back)
+
+    def _finisher(self, request: Request) -> Finisher | None:
+        """None for what only the CPU route can answer, or may. Raises when the request insists on the other one."""
+        if not isinstance(request, EncodeRequest) or request.route == CPU or not request.documents:
+            return None
+        if not self.gpus.any and request.route != GPU:
+            return None
+        finisher = request.tokenizer.finisher(request.options)
+        if finisher is None and request.route == GPU:
+            raise InvalidOption("The GPU route gives ids and counts only; ask for the rest without `route`.")
+        return finisher
+
+    def _send_bundle(self, bundle: Bundle, left: list[Read], ended: list[Job[Any]]) -> None:
+        first = bundle.requests[0]
+        kind = content_kind(first.documents[0])
+        n_documents = sum([len(request.documents) for request in bundle.requests])
+        n_bytes = sum([request.n_bytes for request in bundle.requests])
+        deadline_ns = bundle.jobs[0].deadline_ns
+        choice = self.choose(first.tokenizer.spec.digest, kind, n_bytes, n_documents, first.route, deadline_ns)
+        if choice.route == GPU:
+            try:
+                group = bundle.group(kind)
+            except UnicodeEncodeError:
+                # The CPU route says which document it is, and answers the others.
+                left += zip(bundle.jobs, bundle.requests, strict=True)
+                return
+            self.gpus.route(choice.gpu).submit(group)
+        elif first.route == GPU and choice.reason == NO_GPU:
+            why = self.gpus.why_not(first.tokenizer.spec.digest)
+            for job in bundle.jobs:
+                fail(job, NoGpuRoute(f"No GPU serves the model `{first.model}` now: {why}."))
+            ended += bundle.jobs
+        else:
+            left += zip(bundle.jobs, bundle.requests, strict=True)
+
+    def _go_on(
+        self, job: Job[Any], request: EncodeRequest, results: list[EncodedDocument | None], back: list[Job[Any]]
+    ) -> None:
+        """Write the answer here, or send the job back to a worker that does what is left."""
+        job.group = None
+        job.check()
+        if None in results or job.slot.n_bytes > WRITE_BYTES:
+            if not any(results):
+                job.route = CPU
+            job.partial = Partial(request, results)
+            back.append(job)
+            return
+        complete: list[EncodedDocument] = results  # type: ignore[assignment]
+        job.answer = job.write(request, complete)
+        job.n_tokens = sum([document.n_tokens for document in complete])
+        if self._shadow.fraction:
+            self._shadow.sample(request, complete)
+
+    def _return(self, finished: list[Job[Any]], back: list[Job[Any]]) -> None:
+        if back:
+            self._queue.put(back)
+        if finished:
+            self._collect(finished)
+
+
+class Bundle:
+    """Jobs of one round that go to the GPU together."""
+
+    __slots__ = ("_finisher", "_router", "jobs", "requests")
+
+    def __init__(self, router: Router, finisher: Finisher, first: EncodeRequest) -> None:
+        self._router = router
+        self._finisher = finisher
+        self.jobs: list[Job[Any]] = []
+        self.requests: list[EncodeRequest] = []
+
+    def group(self, kind: str) -> Group:
+        """The documents as a group that tells this bundle. Raises `UnicodeEncodeError` for a lone surrogate."""
+        first, options = self.jobs[0], self.requests[0].options
+        texts = [document.encode() for request in self.requests for document in request.documents]
+        alone = len(self.jobs) == 1
+        group = Group(
+            self.requests[0].tokenizer.spec.digest,
+            texts,
+            self._done,
+            self._fell_back,
+            count_only=options.count_only,
+            kind=kind,
+            deadline_ns=first.deadline_ns if alone else 0,
+        )
+        for job in self.jobs:
+            job.route = GPU
+        if alone:
+            first.group = group
+        return group
+
+    def results(self, group: Group, first: int, last: int) -> list[EncodedDocument | None]:
+        """What the group has for some of its documents; None for those that it did not answer."""
+        finisher, needs_cpu, n_tokens = self._finisher, group.needs_cpu, group.n_tokens
+        if group.count_only:
+            return [None if i in needs_cpu else finisher.finish_view(b"", n_tokens[i]) for i in range(first, last)]
+        ids = group.ids
+        return [finished_ids(finisher, ids[i], n_tokens[i]) for i in range(first, last)]
+
+    def _done(self, group: Group) -> None:
+        self._router.finish(self, group)
+
+    def _fell_back(self, group: Group, reason: str) -> None:
+        self._router.give_up(self, reason)
+
+
+def finished_ids(finisher: Finisher, ids: Ids | None, n_tokens: int) -> EncodedDocument | None:
+    """The result of one document; ids that lie in a slot are copied, and the slot is given back."""
+    if ids is None:
+        return None
+    if isinstance(ids, HeldIds):
+        result = finisher.finish_view(ids.data, n_tokens)
+        ids.release()
+        return result
+    return finisher.finish(ids)
+
+
+def merged(
+    partial: Partial, encode: Callable[[list[str], EncodeOptions], list[EncodedDocument]]
+) -> list[EncodedDocument]:
+    """The results of a request, once what is missing was encoded, in the order of its documents."""
+    request, results = partial.request, partial.results
+    missing = [i for i, result in enumerate(results) if result is None]
+    if missing:
+        encoded = encode([request.documents[i] for i in missing], request.options)
+        for i, result in zip(missing, encoded, strict=True):
+            results[i] = result
+    return results  # type: ignore[return-value]

@@ -1,0 +1,113 @@
+"""A dispatcher with GPUs whose engines are scripted, in real time, each served by a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dispatcher.costs import Costs
+from dispatcher.dispatcher import Dispatcher
+from dispatcher.gpu.batch import RouteLimits
+from dispatcher.gpu.fake_link import FakeEngine, make_slots
+from dispatcher.gpu.route import GpuRoute
+from dispatcher.options import DispatcherOptions
+from dispatcher.policy import GpuLoad
+from gpu_core.spec import read_spec
+from tests.fakes import LIMIT_S, TINY_TOKENIZER, FakeJob, FakeLoop, FakeTokenizer, submit
+
+KEY = read_spec(TINY_TOKENIZER).digest
+GPU_OFFSET = 1 << 20
+"""Added to every id that the scripted GPU gives, where a test wants to know who answered."""
+
+
+def code_points(document: bytes) -> NDArray[np.uint32]:
+    """What `FakeTokenizer` makes of a document."""
+    return np.array([ord(c) for c in document.decode()], np.uint32)
+
+
+class FakeGpus:
+    """See `dispatcher.router.GpuSet`."""
+
+    def __init__(self, n_gpus: int = 1, limits: RouteLimits | None = None) -> None:
+        self.costs = Costs()
+        self.routes = [GpuRoute({}, limits) for _ in range(n_gpus)]
+        self.engines: list[FakeEngine | None] = [None] * n_gpus
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a GPU."""
+        return bool(self.routes)
+
+    def loads(self, key: str) -> list[GpuLoad]:
+        """See `GpuSet`."""
+        return [route.load(key) for route in self.routes]
+
+    def route(self, index: int) -> GpuRoute:
+        """See `GpuSet`."""
+        return self.routes[index]
+
+    def why_not(self, key: str) -> str:
+        """See `GpuSet`."""
+        return "" if any(load.ready for load in self.loads(key)) else "scripted"
+
+    def start(
+        self, gpu: int = 0, encode: Callable[[bytes], NDArray[np.uint32]] = code_points, **more: Any
+    ) -> FakeEngine:
+        """An engine comes up."""
+        engine = FakeEngine(None, {KEY: make_slots(KEY)}, encode=encode, **more)
+        route = self.routes[gpu]
+        route.attach(engine)
+        thread = threading.Thread(target=_serve, args=(route,), daemon=True)
+        thread.start()
+        self._threads.append(thread)
+        self.engines[gpu] = engine
+        return engine
+
+    def close(self) -> None:
+        """End all engines."""
+        for route in self.routes:
+            route.close()
+        for thread in self._threads:
+            thread.join(LIMIT_S)
+            assert not thread.is_alive()
+
+
+def _serve(route: GpuRoute) -> None:
+    while not route.turn(0.05):
+        pass
+
+
+class GpuRig:
+    """A dispatcher on both routes, and a loop that the test turns."""
+
+    def __init__(self, n_workers: int = 2, n_gpus: int = 1, limits: RouteLimits | None = None, **options: Any) -> None:
+        self.loop = FakeLoop()
+        self.tokenizer = FakeTokenizer()
+        self.gpus = FakeGpus(n_gpus, limits)
+        work = DispatcherOptions(cpu_workers=n_workers, **{"policy": "gpu", **options})
+        self.dispatcher = Dispatcher(work, self.loop.wake, None, self.gpus)
+
+    def submit(self, *documents: str, **more: Any) -> FakeJob:
+        """Submit one encode job."""
+        return submit(self.dispatcher, self.tokenizer, *documents, **more)
+
+    def finish(self, *jobs: FakeJob) -> None:
+        """Turn the loop until these jobs ended."""
+        self.loop.run_until(lambda: all(job.ended for job in jobs))
+
+    def settle(self) -> None:
+        """Turn the loop until nothing is in flight."""
+        self.loop.run_until(lambda: self.dispatcher.n_in_flight == 0)
+        assert (self.dispatcher.admission.n_requests, self.dispatcher.admission.n_bytes) == (0, 0)
+
+    def close(self) -> None:
+        """Open every gate and stop."""
+        for gate in self.tokenizer.gates.values():
+            gate.open()
+        self.dispatcher.close()
+        self.gpus.close()
