@@ -118,15 +118,17 @@ class Supervisor:
         self._order(key, -1)
 
     def unserved(self, key: str) -> str:
-        """Why no engine can ever serve a tokenizer that was added; empty if some may."""
-        return self.reason or self._unserved.get(key, "")
+        """Why no engine serves a tokenizer that was added; empty if one does or may soon."""
+        links = [engine.link for engine in self._engines.copy().values() if engine.link is not None]
+        refusals = [link.refused.get(key, "") for link in links]
+        return self.reason or self._unserved.get(key, "") or (refusals[0] if refusals and all(refusals) else "")
 
     def statuses(self) -> tuple[EngineStatus, ...]:
         """Of every engine, by GPU."""
         return tuple(engine.status() for _gpu, engine in sorted(self._engines.copy().items()))
 
     def close(self) -> None:
-        """End all engines and the thread."""
+        """End all engines and the thread. May be called again."""
         self._builders.close()
         self._closing = True
         self._wake()
@@ -149,7 +151,8 @@ class Supervisor:
         self._wake()
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):
+        # There is none any more once the supervisor has ended.
+        with contextlib.suppress(OSError, ValueError):
             os.eventfd_write(self._wake_fd, 1)
 
     # --- On the supervisor's thread ----------------------------------------------------------------------------------

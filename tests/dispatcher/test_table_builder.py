@@ -1,0 +1,88 @@
+"""Tables built in a process of their own."""
+
+import os
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dispatcher.gpu import table_builder
+from dispatcher.gpu.table_builder import TableBuilders, read_tables
+from gpu_core.spec import read_spec
+from gpu_core.tables import build_tables
+from tests.data import tokenizer_json
+from tests.engine_rig import open_files
+from tests.fakes import LIMIT_S
+
+Built = queue.SimpleQueue[tuple[str, int, str]]
+
+
+@pytest.fixture
+def built() -> Built:
+    """What builders said."""
+    return queue.SimpleQueue()
+
+
+@pytest.fixture
+def builders(built: Built, tmp_path: Path) -> Iterator[TableBuilders]:
+    """Builders with a cache."""
+    made = TableBuilders(tmp_path / "cache", lambda *said: built.put(said))
+    yield made
+    made.close()
+
+
+def test_tables_are_those_of_this_process(builders: TableBuilders, built: Built, tmp_path: Path) -> None:
+    """What the other process builds, and what it finds in the cache afterwards, equals what this one builds."""
+    data = tokenizer_json("byte_bpe")
+    expected = build_tables(data, read_spec(data))
+    for _ in range(2):
+        builders.submit("key", data)
+        key, fd, reason = built.get(timeout=LIMIT_S)
+        assert (key, reason) == ("key", "")
+        for _reader in range(2):
+            tables = read_tables(fd)
+            assert (tables.numbers, tables.defines) == (expected.numbers, expected.defines)
+            assert tables.arrays.keys() == expected.arrays.keys()
+            assert all(np.array_equal(tables.arrays[name], array) for name, array in expected.arrays.items())
+        os.close(fd)
+        assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+@pytest.mark.parametrize(("data", "reason"), [(tokenizer_json("word_piece"), "not BPE"), (b"{", "cut off")])
+def test_reasons_against_a_tokenizer(builders: TableBuilders, built: Built, data: bytes, reason: str) -> None:
+    """A tokenizer that the device cannot serve, and a file that is none, are told with the reason."""
+    before = open_files()
+    builders.submit("key", data)
+    key, fd, said = built.get(timeout=LIMIT_S)
+    assert (key, fd) == ("key", -1)
+    assert reason in said
+    assert [name for name in open_files() if "tables" in name] == [name for name in before if "tables" in name]
+
+
+def test_a_process_that_fails(builders: TableBuilders, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that dies or takes too long is a reason, not a hang."""
+    monkeypatch.setattr(table_builder, "MODULE", "no.such.module")
+    builders.submit("dies", b"{}")
+    assert "status 1" in built.get(timeout=LIMIT_S)[2]
+    monkeypatch.undo()
+    monkeypatch.setattr(table_builder, "LIMIT_S", 0.0)
+    builders.submit("is slow", tokenizer_json("byte_bpe"))
+    assert "seconds" in built.get(timeout=LIMIT_S)[2]
+
+
+def test_closing_ends_what_is_under_way(builders: TableBuilders, built: Built) -> None:
+    """After `close` nothing is running and nobody hears of what was not finished."""
+    before = [name for name in open_files() if "tables" in name]
+    for k in range(5):
+        builders.submit(str(k), tokenizer_json("byte_bpe"))
+    builders.close()
+    assert builders._processes == set()
+    assert [name for name in open_files() if "tables" in name] == before
+    assert all(fd < 0 for _key, fd, _reason in iter_all(built))
+
+
+def iter_all(built: Built) -> list[tuple[str, int, str]]:
+    """What was said by now."""
+    return [built.get() for _ in range(built.qsize())]
