@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dispatcher.costs import Costs, RouteCost, size_class
 from dispatcher.policy import (
@@ -31,8 +32,9 @@ from dispatcher.policy import (
 )
 from dispatcher.tally import Tally
 
-EXPLORE_SHARE = 1 / 64
-"""Part of the decisions about one model, kind and size class, at most."""
+EXPLORE_EVERY = 64
+"""Decisions about one model, kind and size class between two explorations, at least; and so many times more as the
+other route is predicted to take longer: exploring adds no more than 1/64 to the mean time of such work."""
 EXPLORE_AFTER_NS = 1_000_000_000
 """Costs that are older are stale."""
 EXPLORE_MAX_BYTES = 1 << 15
@@ -49,8 +51,8 @@ class _Habit:
     """What was chosen for one model, kind and size class."""
 
     last: str = ""
-    credit: float = 0.0
-    """Explorations that may be made."""
+    n_since: int = 0
+    """Decisions since the last exploration."""
 
 
 class RouteChooser:
@@ -85,14 +87,13 @@ class RouteChooser:
         choice = choose_route(n_bytes, n_documents, cpu, cpu_cost, gpus, gpu_cost, now_ns, policy, habit.last)
         if choice.reason is FASTER or choice.reason is LESS_CPU:
             habit.last = choice.route
-            if n_bytes <= EXPLORE_MAX_BYTES:
-                habit.credit = min(habit.credit + EXPLORE_SHARE, 1.0)
-                other_cost = gpu_cost if choice.route == CPU else cpu_cost
-                if habit.credit >= 1.0 and _is_stale(choice.route, other_cost, n_bytes, n_documents, now_ns):
-                    other = _other(choice.route, n_bytes, n_documents, cpu, gpus, other_cost, now_ns, deadline_ns)
-                    if other is not None:
-                        habit.credit -= 1.0
-                        choice = other
+            habit.n_since += 1
+            if not habit.n_since % EXPLORE_EVERY and n_bytes <= EXPLORE_MAX_BYTES:
+                look = _Look(n_bytes, n_documents, cpu, cpu_cost, gpus, gpu_cost, now_ns)
+                other = look.at_the_other(choice.route, habit.n_since, deadline_ns)
+                if other is not None:
+                    habit.n_since = 0
+                    choice = other
         self._counts[choice.route, choice.reason].add()
         return choice
 
@@ -101,29 +102,34 @@ class RouteChooser:
         return {key: tally.value for key, tally in self._counts.items()}
 
 
-def _is_stale(chosen: str, other_cost: RouteCost, n_bytes: int, n_documents: int, now_ns: int) -> bool:
-    """Whether the other route was not seen lately at the size that it would learn from."""
-    at = size_class(n_bytes if chosen == CPU else n_bytes // n_documents)
-    return now_ns - other_cost.time.seen_ns[at] > EXPLORE_AFTER_NS
+class _Look(NamedTuple):
+    """One piece of work that may take the route that is not the best one."""
 
+    n_bytes: int
+    n_documents: int
+    cpu: CpuLoad
+    cpu_cost: RouteCost
+    gpus: Sequence[GpuLoad]
+    gpu_cost: RouteCost
+    now_ns: int
 
-def _other(
-    chosen: str,
-    n_bytes: int,
-    n_documents: int,
-    cpu: CpuLoad,
-    gpus: Sequence[GpuLoad],
-    cost: RouteCost,
-    now_ns: int,
-    deadline_ns: int,
-) -> Choice | None:
-    """The other route, if nobody is hurt by it."""
-    if chosen == GPU:
-        ns, choice = cpu_completion_ns(n_documents, n_bytes // n_documents, cpu, cost), _EXPLORE_CPU
-    else:
-        gpu, ns = best_gpu(n_bytes, n_documents, gpus, cost, now_ns)
-        if gpu < 0:
+    def at_the_other(self, chosen: str, n_since: int, deadline_ns: int) -> Choice | None:
+        """The other route, if its costs are stale and nobody is hurt by it."""
+        gpu, gpu_ns = best_gpu(self.n_bytes, self.n_documents, self.gpus, self.gpu_cost, self.now_ns)
+        if gpu < 0 or not self._is_stale(chosen):
             return None
-        choice = gpu_choice(gpu, EXPLORE)
-    is_near = deadline_ns and deadline_ns - now_ns < DEADLINE_TIMES * ns
-    return None if ns > EXPLORE_MAX_NS or is_near else choice
+        cpu_ns = cpu_completion_ns(self.n_documents, self.n_bytes // self.n_documents, self.cpu, self.cpu_cost)
+        chosen_ns, other_ns, other = (
+            (cpu_ns, gpu_ns, gpu_choice(gpu, EXPLORE)) if chosen == CPU else (gpu_ns, cpu_ns, _EXPLORE_CPU)
+        )
+        is_near = deadline_ns and deadline_ns - self.now_ns < DEADLINE_TIMES * other_ns
+        is_dear = (other_ns - chosen_ns) * EXPLORE_EVERY > n_since * chosen_ns
+        return None if other_ns > EXPLORE_MAX_NS or is_near or is_dear else other
+
+    def _is_stale(self, chosen: str) -> bool:
+        """Whether the other route was not seen lately at the size that it would learn from."""
+        cost, n_bytes = (
+            (self.gpu_cost, self.n_bytes) if chosen == CPU else (self.cpu_cost, self.n_bytes // self.n_documents)
+        )
+        seen_ns = cost.time.seen_ns[size_class(n_bytes)]
+        return not seen_ns or self.now_ns - seen_ns > EXPLORE_AFTER_NS

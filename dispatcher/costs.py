@@ -122,6 +122,8 @@ class Curve:
         self._weights[at] = min(weight + 1.0, FULL_WEIGHT)
         self.seen_ns[at] = now_ns
         self._draw(at, self._factors[at])
+        if weight <= FEW:
+            self._borrow()
 
     def age(self, elapsed_ns: int, now_ns: int) -> None:
         """Forget some of the classes that were not observed in the last `elapsed_ns`."""
@@ -129,15 +131,19 @@ class Curve:
         for at in range(N_CLASSES):
             if now_ns - self.seen_ns[at] > elapsed_ns:
                 self._weights[at] *= kept
+        self._borrow()
+
+    def snapshot(self) -> list[ClassCosts]:
+        """The classes that were ever observed."""
+        return [ClassCosts(at, *self._lines[at], self._weights[at]) for at in range(N_CLASSES) if self.seen_ns[at]]
+
+    def _borrow(self) -> None:
+        """Let classes that nothing is known of have what is known of their nearest neighbours."""
         known = [at for at in range(N_CLASSES) if self._weights[at] > KNOWN]
         for at in range(N_CLASSES):
             if self._weights[at] <= KNOWN:
                 nearest = min(known, key=lambda other: abs(other - at), default=None)
                 self._draw(at, 0.0 if nearest is None else self._factors[nearest])
-
-    def snapshot(self) -> list[ClassCosts]:
-        """The classes that were ever observed."""
-        return [ClassCosts(at, *self._lines[at], self._weights[at]) for at in range(N_CLASSES) if self.seen_ns[at]]
 
     def _clipped(self, at: int, surprise: float) -> float:
         if abs(surprise) <= CLIP:

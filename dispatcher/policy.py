@@ -133,10 +133,12 @@ def cpu_completion_ns(n_documents: int, each: int, load: CpuLoad, cost: RouteCos
     """Predicted nanoseconds until documents of `each` bytes are encoded by one worker."""
     at = cost.time.at
     run_ns = n_documents * at(each)
-    waiting = load.waiting_documents
-    if load.n_idle > 0 or not waiting:
+    if load.n_idle > 0:
         return run_ns
-    return run_ns + waiting * at(load.waiting_bytes // waiting) / load.n_workers
+    waiting = load.waiting_documents
+    # The one more: on average, the next worker has that much left to do.
+    backlog_ns = (waiting + 1) * (at(load.waiting_bytes // waiting) if waiting else at(each))
+    return run_ns + backlog_ns / load.n_workers
 
 
 def gpu_completion_ns(n_bytes: int, n_documents: int, load: GpuLoad, cost: RouteCost, now_ns: int) -> float:
@@ -149,7 +151,8 @@ def gpu_completion_ns(n_bytes: int, n_documents: int, load: GpuLoad, cost: Route
         if load.alone_launched_ns:
             ns += max(0.0, load.alone_launched_ns + at(load.alone_launched_bytes) - now_ns)
         return ns
-    batch = load.waiting_bytes + n_bytes
+    # While a replay is under way, more will come to the next batch: it will be as large as this one.
+    batch = max(load.waiting_bytes + n_bytes, load.launched_bytes)
     ns = 0.0
     if batch > load.max_batch_bytes:
         n_full, batch = divmod(batch, load.max_batch_bytes)

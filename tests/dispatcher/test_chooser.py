@@ -1,0 +1,197 @@
+"""The adaptive choice in simulated time, from nothing but what was observed."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from dispatcher.chooser import EXPLORE_EVERY, EXPLORE_MAX_BYTES, RouteChooser
+from dispatcher.costs import Costs
+from dispatcher.policy import CPU, EXPLORE, GPU, POLICY, CpuLoad, GpuLoad
+from tests.dispatcher.gpu_rig import MODEL, US
+from tests.dispatcher.two_routes import KIND, TwoRoutes, World
+
+SECOND = 1_000_000_000
+
+
+def log_uniform(source: random.Random) -> int:
+    """1 to 16 KiB."""
+    return int(1_024 * 16 ** source.random())
+
+
+def short(source: random.Random) -> int:
+    """1 KiB, about."""
+    return source.randrange(900, 1_100)
+
+
+def world(name: str) -> World:
+    """Scripted costs: how long the CPU takes for a document, and the GPU for a replay."""
+    return {
+        "usual": World(lambda n: 20 * US + 20 * n, lambda n, _d: 60 * US + n // 5),
+        "slow gpu": World(lambda n: 20 * US + 20 * n, lambda n, _d: 900 * US + n),
+        "fast cpu": World(lambda n: 8 * US + n, lambda n, _d: 80 * US + n // 5),
+        "slow cpu": World(lambda n: 60 * US + 300 * n, lambda n, _d: 60 * US + n // 5),
+        "near": World(lambda n: 60 * US + 2 * n, lambda n, _d: 62 * US + 2 * n),
+    }[name]
+
+
+@pytest.mark.parametrize("name", ["usual", "slow gpu", "fast cpu", "slow cpu", "near"])
+@pytest.mark.parametrize("rate", [500, 5_000, 20_000])
+def test_never_much_slower_than_the_better_route(name: str, rate: float) -> None:
+    """Median and mean latency are within 10 % of those of the better of the two routes alone, at any load."""
+    by_policy = {}
+    for policy in (CPU, GPU, "adaptive"):
+        routes = TwoRoutes(world(name), policy)
+        routes.poisson(rate, 1_500, log_uniform)
+        by_policy[policy] = routes.median_ns(first=300), routes.mean_ns(first=300)
+    for at in (0, 1):
+        assert by_policy["adaptive"][at] <= 1.1 * min(by_policy[CPU][at], by_policy[GPU][at])
+
+
+@pytest.mark.parametrize(("name", "route"), [("slow gpu", CPU), ("fast cpu", CPU), ("slow cpu", GPU)])
+def test_the_faster_route_gets_nearly_everything(name: str, route: str) -> None:
+    """At a load that it can carry."""
+    routes = TwoRoutes(world(name))
+    routes.poisson(1_000, 1_000, log_uniform)
+    assert routes.share_of(route, first=200) >= 0.97
+
+
+@pytest.mark.parametrize(("gpu_cpu_ns", "route"), [(15 * US, GPU), (200 * US, CPU)])
+def test_equal_routes_save_the_host(gpu_cpu_ns: int, route: str) -> None:
+    """When both take as long, what is observed of the host's CPU decides."""
+    even = World(lambda n: 60 * US, lambda n, _d: 61 * US, gpu_cpu_ns=gpu_cpu_ns)
+    routes = TwoRoutes(even)
+    routes.poisson(300, 1_500, short)
+    assert routes.share_of(route, first=700) >= 0.9
+
+
+@pytest.mark.parametrize("slow_first", [CPU, GPU])
+def test_a_change_of_costs_is_found_out(slow_first: str) -> None:
+    """Also on the route that nothing takes: exploration sees it, and the choice follows."""
+
+    def slow(n: int) -> int:
+        return 20 * US + 100 * n
+
+    def fast(n: int) -> int:
+        return 20 * US + 5 * n
+
+    routes = TwoRoutes(World(slow if slow_first == CPU else fast, lambda n, _d: 80 * US))
+    routes.poisson(2_000, 6_000, short)
+    assert routes.share_of(GPU if slow_first == CPU else CPU, first=500) >= 0.9
+    n_before = len(routes.choices)
+    routes.world.cpu_ns = fast if slow_first == CPU else slow
+    routes.poisson(2_000, 16_000, short, seed=2)
+    assert routes.share_of(slow_first, first=n_before + 10_000) >= 0.9
+    assert routes.mean_ns(first=n_before + 10_000) <= 1.1 * min(81 * US, fast(1_000) if slow_first == CPU else 81 * US)
+
+
+def test_a_gpu_that_becomes_slow_is_left_at_once() -> None:
+    """The route that is taken is seen all the time: few documents pay for the change."""
+    routes = TwoRoutes(World(lambda n: 100 * US, lambda n, _d: 50 * US))
+    routes.poisson(1_000, 1_000, short)
+    n_before = len(routes.choices)
+    routes.world.replay_ns = lambda n, _d: 500 * US
+    routes.poisson(1_000, 1_000, short, seed=2)
+    assert sum(choice.route == GPU for choice in routes.choices[n_before:]) <= 40
+
+
+def test_noise_does_not_switch_to_and_fro() -> None:
+    """With noise on both routes, near the border of 10 %, hardly one decision in a hundred changes the route."""
+    source = random.Random(9)
+    noisy = World(
+        lambda n: int(107 * US * source.lognormvariate(0, 0.05)),
+        lambda n, _d: int(100 * US * source.lognormvariate(0, 0.05)),
+        gpu_cpu_ns=300 * US,
+    )
+    routes = TwoRoutes(noisy)
+    routes.poisson(50, 3_000, lambda source: 1_000)
+    assert routes.changes(first=500) <= 0.01
+
+
+def test_exploration_is_bounded() -> None:
+    """No more than its share, however long it goes on, and no more than needed to keep costs fresh."""
+    routes = TwoRoutes(world("near"))
+    routes.poisson(2_000, 20_000, short)
+    n_explored = sum(choice.reason == EXPLORE for choice in routes.choices)
+    assert n_explored <= 20_000 / 2_000 + 2
+    rare = TwoRoutes(world("near"))
+    rare.poisson(20, 2_000, short)
+    n_explored = sum(choice.reason == EXPLORE for choice in rare.choices)
+    assert 0.9 <= n_explored * EXPLORE_EVERY / 2_000 <= 1
+
+
+def test_exploring_a_slow_route_is_rare() -> None:
+    """The longer the other route takes, the more rarely it is tried: it adds 1/64 to the mean at most."""
+    routes = TwoRoutes(world("slow gpu"))
+    routes.poisson(20, 3_000, short)
+    extra_ns = sum(900 * US for choice in routes.choices[200:] if choice.reason == EXPLORE)
+    assert 0 < extra_ns <= routes.median_ns() * 2_800 / EXPLORE_EVERY + 900 * US
+
+
+def test_large_and_urgent_work_does_not_explore() -> None:
+    """Nor work that would be slow there, nor any without a GPU."""
+    costs = Costs()
+    idle = CpuLoad(4, 4)
+    chooser = RouteChooser(costs)
+
+    def reasons(n_bytes: int, gpus: list[GpuLoad], left_ns: int = 0, n: int = 300) -> set[str]:
+        found = set()
+        for number in range(1, n):
+            now_ns = number * SECOND
+            deadline_ns = now_ns + left_ns if left_ns else 0
+            choice = chooser.choose(MODEL, KIND, n_bytes, 1, idle, gpus, now_ns, deadline_ns=deadline_ns)
+            found.add(choice.reason)
+        return found
+
+    gpu = [GpuLoad(ready=True)]
+    assert EXPLORE not in reasons(EXPLORE_MAX_BYTES + 1, gpu)
+    assert EXPLORE not in reasons(1_000, gpu, left_ns=500 * US)
+    assert EXPLORE in reasons(1_000, gpu, left_ns=SECOND)
+    assert EXPLORE not in reasons(1_000, [])
+    assert EXPLORE not in reasons(1_000, [GpuLoad()])
+    for number in range(40):
+        costs.observe_gpu_route(MODEL, KIND, 1_000, 1, 20_000_000, 1_000, number)
+    assert EXPLORE not in reasons(1_000, gpu)
+
+
+def test_policies_do_not_explore_and_are_counted() -> None:
+    """A request's own policy comes before that of the service."""
+    chooser = RouteChooser(Costs(), GPU)
+    gpus = [GpuLoad(ready=True)]
+    for number in range(200):
+        chooser.choose(MODEL, KIND, 1_000, 1, CpuLoad(4, 4), gpus, number * SECOND)
+    chooser.choose(MODEL, KIND, 1_000, 1, CpuLoad(4, 4), gpus, 0, policy=CPU)
+    counts = {key: n for key, n in chooser.snapshot().items() if n}
+    assert counts == {(GPU, POLICY): 200, (CPU, POLICY): 1}
+
+
+def test_a_saturated_cpu_route_overflows_to_the_gpu() -> None:
+    """Queue states decide: what the workers cannot carry goes where it is done sooner, and comes back."""
+    small = World(lambda n: 100 * US, lambda n, _d: 150 * US, n_workers=2)
+    routes = TwoRoutes(small)
+    routes.poisson(2_000, 1_000, short)
+    assert routes.share_of(CPU, first=100) >= 0.9
+    n_before = len(routes.choices)
+    routes.poisson(60_000, 3_000, short, seed=2)
+    assert routes.share_of(GPU, first=n_before) >= 0.2
+    assert routes.median_ns(first=n_before) < 600 * US
+    n_before = len(routes.choices)
+    routes.poisson(2_000, 1_000, short, seed=3)
+    assert routes.share_of(CPU, first=n_before + 100) >= 0.9
+
+
+def test_two_gpus_share_the_load_and_one_is_lost() -> None:
+    """Both work; after the loss of one everything is answered, and the other one carries on."""
+    routes = TwoRoutes(World(lambda n: 900 * US, lambda n, _d: 60 * US, n_gpus=2))
+    routes.poisson(20_000, 2_000, short)
+    by_gpu = Counter(choice.gpu for choice in routes.choices[200:])
+    assert min(by_gpu[0], by_gpu[1]) > 0.3 * len(routes.choices)
+    routes.simulation.after(20_000 * US, routes.gpus[0].engine.lose)
+    n_before = len(routes.choices)
+    routes.poisson(20_000, 2_000, short, seed=2)
+    later = Counter(choice.gpu for choice in routes.choices[n_before + 1_000 :])
+    assert later[0] == 0
+    assert later[1] >= 950
+    assert len(routes.latencies_ns) == 4_000

@@ -1,0 +1,159 @@
+"""The choice of the route, decision by decision."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from dispatcher.costs import Curve, Line, RouteCost
+from dispatcher.policy import (
+    CPU,
+    FASTER,
+    GPU,
+    LESS_CPU,
+    NO_GPU,
+    POLICY,
+    Choice,
+    CpuLoad,
+    GpuLoad,
+    choose_route,
+    gpu_choice,
+)
+
+US = 1_000
+IDLE_CPU = CpuLoad(4, 4)
+IDLE_GPU = GpuLoad(ready=True)
+NOW_NS = 1_000_000
+
+
+def cost(time_us: float, cpu_us: float, byte_ns: float = 0.0) -> RouteCost:
+    """A route that takes so long, and so much host CPU, for anything."""
+    return RouteCost(Curve(Line(time_us * US, byte_ns)), Curve(Line(cpu_us * US, byte_ns)))
+
+
+def choose(cpu: RouteCost, gpu: RouteCost, *, load: CpuLoad = IDLE_CPU, gpus: tuple[GpuLoad, ...] = (IDLE_GPU,),
+           n_bytes: int = 4_000, n_documents: int = 1, policy: str = "adaptive", last: str = "") -> Choice:  # fmt: skip
+    """A decision with most things as usual."""
+    return choose_route(n_bytes, n_documents, load, cpu, gpus, gpu, NOW_NS, policy, last)
+
+
+@pytest.mark.parametrize(("cpu_us", "gpu_us", "route"), [(50, 80, CPU), (80, 50, GPU), (100, 89, GPU), (89, 100, CPU)])
+def test_the_faster_route_answers(cpu_us: float, gpu_us: float, route: str) -> None:
+    """When they differ by more than 10 %, whatever they cost the host."""
+    for host_us in (1, 1_000):
+        assert choose(cost(cpu_us, 50), cost(gpu_us, host_us))[:2] == (route, FASTER)
+
+
+@pytest.mark.parametrize(("cpu_us", "gpu_us"), [(100, 100), (100, 104), (104, 100)])
+def test_equal_routes_save_the_host(cpu_us: float, gpu_us: float) -> None:
+    """Of two that are equally fast, the one with less host CPU answers."""
+    assert choose(cost(cpu_us, 100), cost(gpu_us, 20)).route == GPU
+    assert choose(cost(cpu_us, 20), cost(gpu_us, 100)).route == CPU
+    assert choose(cost(104, 20), cost(100, 100)).reason == LESS_CPU
+
+
+def test_host_cpu_that_hardly_differs_decides_nothing() -> None:
+    """Then the faster one answers."""
+    assert choose(cost(103, 95), cost(100, 100))[:2] == (GPU, FASTER)
+
+
+@pytest.mark.parametrize("slower_by", [1.06, 1.09])
+def test_a_route_is_kept_longer_than_it_is_taken(slower_by: float) -> None:
+    """Between 5 and 10 % the one that was taken last goes on, so noise does not switch to and fro."""
+    cpu, gpu = cost(100, 100), cost(100 * slower_by, 20)
+    assert choose(cpu, gpu, last=GPU)[:2] == (GPU, LESS_CPU)
+    assert choose(cpu, gpu, last=CPU)[:2] == (CPU, FASTER)
+    assert choose(gpu, cpu, last=CPU)[:2] == (CPU, LESS_CPU)
+    assert choose(gpu, cpu, last=GPU)[:2] == (GPU, FASTER)
+
+
+def test_nothing_slower_by_more_than_a_tenth_is_chosen() -> None:
+    """Whatever was taken last and whatever it saves."""
+    for last in ("", CPU, GPU):
+        assert choose(cost(100, 1_000), cost(111, 1), last=last).route == CPU
+        assert choose(cost(111, 1), cost(100, 1_000), last=last).route == GPU
+
+
+def test_policies_and_what_is_not_ready() -> None:
+    """Asked for is asked for, but without a GPU that is ready only the CPU answers."""
+    fast, slow = cost(1, 1), cost(900, 900)
+    assert choose(slow, fast, policy=CPU)[:2] == (CPU, POLICY)
+    assert choose(fast, slow, policy=GPU) == Choice(GPU, POLICY, 0)
+    for gpus in ((), (GpuLoad(),)):
+        for policy in ("adaptive", GPU):
+            assert choose(slow, fast, gpus=gpus, policy=policy)[:2] == (CPU, NO_GPU)
+
+
+def test_a_busy_cpu_route_is_left() -> None:
+    """What waits there counts, unless a worker is idle."""
+    cpu, gpu = cost(50, 50), cost(80, 50)
+    assert choose(cpu, gpu, load=CpuLoad(4, 1, 40_000, 10)).route == CPU
+    assert choose(cpu, gpu, load=CpuLoad(4, 0, 4_000, 1)).route == CPU
+    assert choose(cpu, gpu, load=CpuLoad(4, 0, 40_000, 10)).route == GPU
+
+
+def test_a_busy_gpu_is_left() -> None:
+    """The rest of its replay counts, and batches that are full already."""
+    cpu, gpu = cost(100, 50), cost(60, 50)
+    started = GpuLoad(ready=True, launched_ns=NOW_NS - 55 * US, launched_bytes=4_000)
+    assert choose(cpu, gpu, gpus=(started,)).route == GPU
+    assert choose(cpu, gpu, gpus=(replace(started, launched_ns=NOW_NS - 5 * US),)).route == CPU
+    full = GpuLoad(ready=True, waiting_bytes=3 << 20)
+    assert choose(cpu, gpu, gpus=(full,)).route == CPU
+
+
+def test_a_batch_with_much_text_takes_longer() -> None:
+    """The document is predicted with the batch that it would be in."""
+    cpu, gpu = cost(100, 50), cost(50, 50, byte_ns=0.1)
+    assert choose(cpu, gpu, gpus=(GpuLoad(ready=True, waiting_bytes=400_000),)).route == GPU
+    assert choose(cpu, gpu, gpus=(GpuLoad(ready=True, waiting_bytes=700_000),)).route == CPU
+
+
+def test_large_documents_wait_for_large_ones_only() -> None:
+    """They have a place of their own, so what shares replays does not count, and the other way round."""
+    cpu, gpu = cost(500, 50), cost(400, 50)
+    small_ones = GpuLoad(ready=True, launched_ns=NOW_NS, launched_bytes=4_000, waiting_bytes=900_000)
+    large_ones = GpuLoad(ready=True, alone_launched_ns=NOW_NS, alone_launched_bytes=500_000)
+    assert choose(cpu, gpu, gpus=(small_ones,), n_bytes=500_000).route == GPU
+    assert choose(cpu, gpu, gpus=(large_ones,), n_bytes=500_000).route == CPU
+    assert choose(cpu, gpu, gpus=(large_ones,)).route == GPU
+    assert choose(cpu, gpu, gpus=(replace(large_ones, alone_waiting_bytes=500_000),), n_bytes=500_000).route == CPU
+
+
+def test_many_documents_cost_the_cpu_route_each_and_a_replay_once() -> None:
+    """One worker encodes them one after the other."""
+    cpu, gpu = cost(20, 20), cost(60, 30)
+    assert choose(cpu, gpu, n_documents=1).route == CPU
+    assert choose(cpu, gpu, n_documents=8, n_bytes=32_000).route == GPU
+
+
+def test_of_many_gpus_the_one_that_is_done_first() -> None:
+    """By what each has under way and waiting; those that are not ready do not count."""
+    cpu, gpu = cost(900, 50), cost(60, 50, byte_ns=0.1)
+    busy = GpuLoad(ready=True, launched_ns=NOW_NS, launched_bytes=4_000)
+    behind = GpuLoad(ready=True, waiting_bytes=500_000)
+    assert choose(cpu, gpu, gpus=(busy, behind, IDLE_GPU)) == Choice(GPU, FASTER, 2)
+    assert choose(cpu, gpu, gpus=(behind, busy)) == Choice(GPU, FASTER, 0)
+    assert choose(cpu, gpu, gpus=(GpuLoad(), busy, behind)) == Choice(GPU, FASTER, 2)
+    assert choose(cpu, gpu, gpus=(GpuLoad(), behind)) == Choice(GPU, FASTER, 1)
+
+
+def test_any_number_of_gpus() -> None:
+    """There is no limit."""
+    assert gpu_choice(100, FASTER) == Choice(GPU, FASTER, 100)
+
+
+def test_a_decision_is_cheap() -> None:
+    """Far below what encoding the shortest document takes: the best of many rounds stays under 20 us anywhere."""
+    cpu, gpu = cost(100, 100), cost(100, 20)
+    busy = GpuLoad(ready=True, launched_ns=NOW_NS, launched_bytes=4_000, waiting_bytes=4_000)
+    load = CpuLoad(4, 0, 40_000, 10)
+    best_ns = 1 << 62
+    for _ in range(20):
+        start_ns = time.perf_counter_ns()
+        for _ in range(100):
+            choose_route(4_000, 1, load, cpu, (busy, busy), gpu, NOW_NS)
+        best_ns = min(best_ns, time.perf_counter_ns() - start_ns)
+    assert best_ns / 100 < 20_000
