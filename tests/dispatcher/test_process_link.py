@@ -92,10 +92,14 @@ def test_interrupt_and_timeout(tmp_path: Path) -> None:
 def test_idle_engines_take_no_cpu(tmp_path: Path) -> None:
     """An engine that has nothing to do sleeps; its CPU time can be read from outside."""
     with running_link(tmp_path) as link:
-        before = link.cpu_ns()
-        assert before > 0
-        assert link.wait(0.3) == []
-        assert link.cpu_ns() - before < 10e6
+        assert link.cpu_ns() > 0
+
+        def rests() -> bool:
+            before = link.cpu_ns()
+            assert link.wait(0.1) == []
+            return link.cpu_ns() - before < 1e6
+
+        until(rests)
 
 
 @pytest.mark.parametrize("polls", [1, NEVER], ids=["between replays", "during a replay"])

@@ -20,6 +20,7 @@ from dispatcher.gpu.options import GpuRouteOptions
 from dispatcher.gpu.process_link import ProcessLink
 from dispatcher.gpu.supervisor import EngineStatus, Supervisor
 from tests.engine_rig import (
+    LIMIT_S,
     completions,
     engine_command,
     is_alive,
@@ -29,7 +30,6 @@ from tests.engine_rig import (
     until,
     wrong_documents,
 )
-from tests.fakes import LIMIT_S
 
 FAST: dict[str, Any] = {
     "gpus": "0",

@@ -13,8 +13,7 @@ from dispatcher.gpu.table_builder import TableBuilders, read_tables
 from gpu_core.spec import read_spec
 from gpu_core.tables import build_tables
 from tests.data import tokenizer_json
-from tests.engine_rig import open_files
-from tests.fakes import LIMIT_S
+from tests.engine_rig import LIMIT_S, open_files
 
 Built = queue.SimpleQueue[tuple[str, int, str]]
 
