@@ -54,6 +54,18 @@ class Slot:
             holding.n_bytes -= self.n_bytes
 
 
+class Uncounted:
+    """Stands for a slot where nobody counts: the caller bounds what it has in flight."""
+
+    __slots__ = ("n_bytes",)
+
+    def __init__(self, n_bytes: int) -> None:
+        self.n_bytes = n_bytes
+
+    def release(self) -> None:
+        """Nothing to give back."""
+
+
 class Admission:
     """Counts requests and body bytes in flight, and refuses what is over the limits."""
 

@@ -10,16 +10,19 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dispatcher.admission import Admission
 from dispatcher.failures import failed, where
+from dispatcher.group_call import PLAIN, GroupCall, OnDone, Text
 from dispatcher.job import Job, deadline_exceeded
 from dispatcher.meter import ThreadClocks, WorkerTally, total
 from dispatcher.options import DispatcherOptions
+from dispatcher.request import EncodeOptions, Route
 from dispatcher.router import GpuSet, Router
 from dispatcher.shadow import ShadowCheck
+from dispatcher.tokenizer import Tokenizer
 from dispatcher.work_queue import WorkQueue
 from dispatcher.worker import Jobs, Worker
 from gpu_core.errors import SidetokError
@@ -83,6 +86,27 @@ class Dispatcher:
         if len(self._submitted) == 1:
             self._soon(self._queue_submitted)
 
+    def encode_group(
+        self,
+        tokenizer: Tokenizer,
+        documents: Sequence[Text],
+        on_done: OnDone,
+        options: EncodeOptions = PLAIN,
+        *,
+        model: str = "",
+        route: Route = "auto",
+        deadline_ns: int = 0,
+    ) -> GroupCall:
+        """Encode documents without an event loop; from any thread, never waits.
+
+        `documents` are UTF-8 or text, of one kind of content. `on_done(result, error)` is called once, on a thread of
+        the dispatcher. `model` is the label in metrics, `deadline_ns` on the clock of `time.monotonic_ns`. Raises
+        `InvalidOption`, `NoGpuRoute`, and `UnicodeEncodeError` for a lone surrogate.
+        """
+        call = GroupCall(tokenizer, documents, on_done, options, model, self._queue, self._router)
+        call.start(route, deadline_ns)
+        return call
+
     def cancel(self, job: Job[Any]) -> None:
         """Drop a job: its `on_done` is never called. Queued work leaves at once, running work at its next check."""
         job.settled = True
@@ -137,6 +161,9 @@ class Dispatcher:
 
     def _collect(self, jobs: Jobs) -> None:
         """Called by a worker at the end of a round, and by whatever thread results of a GPU come on."""
+        for job in [job for job in jobs if job.is_direct]:
+            job.on_done(job.answer, job.error)
+        jobs = [job for job in jobs if not job.is_direct]
         self._done.extend(jobs)
         if jobs and not self._waking:
             self._waking = True

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from dispatcher.admission import Slot
+from dispatcher.admission import Slot, Uncounted
 from dispatcher.errors import Cancelled, DeadlineExceeded
 from dispatcher.request import EncodedDocument, EncodeRequest, Request, Result
 from gpu_core.errors import SidetokError
@@ -43,6 +43,7 @@ class Job(Generic[A]):
         "fail",
         "flow",
         "group",
+        "is_direct",
         "is_long",
         "model",
         "n_tokens",
@@ -62,7 +63,7 @@ class Job(Generic[A]):
         write: Callable[[Request, Result], A],
         fail: Callable[[SidetokError], A],
         on_done: Callable[[A | None, SidetokError | None], Any],
-        slot: Slot,
+        slot: Slot | Uncounted,
         deadline_ns: int,
         flow: str = "",
     ) -> None:
@@ -89,6 +90,8 @@ class Job(Generic[A]):
         self.error: SidetokError | None = None
         self.abandoned = False
         """Nobody waits for the answer any more: the worker stops at the next chance."""
+        self.is_direct = False
+        """`on_done` runs where the job ends, and not on the event loop."""
         self.is_long = False
         """Expected to keep a worker busy for longer than a wake-up takes (`dispatcher.work_queue`)."""
         self.settled = False

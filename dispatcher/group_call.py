@@ -1,0 +1,193 @@
+"""Groups of documents encoded in process: one call in, one callback out, on whichever route is faster.
+
+    dispatcher.encode_group(tokenizer, documents, on_done)
+
+No event loop and no admission take part: whoever calls bounds what it has in flight.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dispatcher.admission import Uncounted
+from dispatcher.costs import content_kind
+from dispatcher.errors import Cancelled, InvalidOption, InvalidText, NoGpuRoute
+from dispatcher.failures import where
+from dispatcher.finisher import Finisher
+from dispatcher.gpu.group import CANCELLED, EXPIRED, Group, Ids
+from dispatcher.job import Job, Partial, deadline_exceeded
+from dispatcher.policy import CPU, GPU, NO_GPU
+from dispatcher.request import EncodedDocument, EncodeOptions, EncodeRequest, Request, Result, Route
+from dispatcher.router import Router, finished_ids
+from dispatcher.tokenizer import Tokenizer
+from dispatcher.work_queue import WorkQueue
+from gpu_core.errors import SidetokError
+
+log = logging.getLogger("sidetok.group_call")
+
+Text = bytes | memoryview | str
+PLAIN = EncodeOptions(add_special_tokens=False)
+
+
+@dataclass(slots=True)
+class EncodedGroup:
+    """Results by document."""
+
+    ids: list[Ids]
+    """Packed little-endian uint32: bytes, or for many ids a view of memory that the GPU wrote (see `HeldIds`).
+
+    Empty with `count_only`.
+    """
+    n_tokens: list[int]
+    route: str
+    """`gpu`, or `cpu` when nothing came from a GPU."""
+
+
+OnDone = Callable[[EncodedGroup | None, SidetokError | None], object]
+
+
+class GroupCall:
+    """One call on its way. `on_done` is called once, with results or with an error, on a thread of the dispatcher."""
+
+    __slots__ = (
+        "_documents",
+        "_finisher",
+        "_group",
+        "_job",
+        "_model",
+        "_on_done",
+        "_options",
+        "_queue",
+        "_router",
+        "_tokenizer",
+    )
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        documents: Sequence[Text],
+        on_done: OnDone,
+        options: EncodeOptions,
+        model: str,
+        queue: WorkQueue,
+        router: Router | None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._documents = documents
+        self._on_done = on_done
+        self._options = options
+        self._model = model
+        self._queue = queue
+        self._router = router
+        self._finisher: Finisher | None = None
+        self._group: Group | None = None
+        self._job: Job[Any] | None = None
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more; `on_done` gets `Cancelled`, unless results are there already."""
+        if self._group is not None:
+            self._group.cancelled = True
+        if self._job is not None:
+            self._job.abandoned = True
+
+    def start(self, route: Route, deadline_ns: int) -> None:
+        """Choose a route and queue the documents there. Raises what is wrong with the options or the route."""
+        self._finisher = self._tokenizer.finisher(self._options)
+        router, documents = self._router, self._documents
+        if router is not None and router.gpus.any and route != CPU and self._finisher is not None and documents:
+            n_bytes = sum(map(len, documents))
+            kind = content_kind(documents[0])
+            key = self._tokenizer.spec.digest
+            choice = router.choose(key, kind, n_bytes, len(documents), route, deadline_ns)
+            if choice.route == GPU:
+                self._group = group = Group(
+                    key,
+                    [text.encode() if isinstance(text, str) else text for text in documents],
+                    self._done,
+                    self._fell_back,
+                    count_only=self._options.count_only,
+                    kind=kind,
+                    deadline_ns=deadline_ns,
+                )
+                router.gpus.route(choice.gpu).submit(group)
+                return
+            if route == GPU and choice.reason == NO_GPU:
+                raise NoGpuRoute(f"No GPU serves this model now: {router.gpus.why_not(key)}.")
+        elif route == GPU:
+            raise InvalidOption("The GPU route gives ids and counts only, where there is a GPU.")
+        self._queue_job(None, deadline_ns)
+
+    def _done(self, group: Group) -> None:
+        finisher = self._finisher
+        assert finisher is not None
+        assert self._router is not None
+        if group.needs_cpu:
+            results: list[EncodedDocument | None] = [
+                None
+                if number in group.needs_cpu
+                else finisher.finish_view(b"", n_tokens)
+                if group.count_only
+                else finished_ids(finisher, group.ids[number], n_tokens)
+                for number, n_tokens in enumerate(group.n_tokens)
+            ]
+            self._queue_job(results, group.deadline_ns)
+            return
+        ids, n_tokens = group.ids, group.n_tokens
+        if not finisher.changes_nothing:
+            finished = [
+                finisher.finish_view(b"", n) if group.count_only else finished_ids(finisher, ids[number], n)
+                for number, n in enumerate(n_tokens)
+            ]
+            ids, n_tokens = [document.ids for document in finished if document], [d.n_tokens for d in finished if d]
+        self._router.tally().row(self._model, GPU).count(len(n_tokens), group.n_bytes, sum(n_tokens))
+        self._tell(EncodedGroup([] if group.count_only else ids, n_tokens, GPU), None)  # type: ignore[arg-type]
+
+    def _fell_back(self, group: Group, reason: str) -> None:
+        if group.cancelled or reason == CANCELLED:
+            self._tell(None, Cancelled("The call was cancelled."))
+        elif reason == EXPIRED:
+            self._tell(None, deadline_exceeded())
+        else:
+            self._queue_job(None, group.deadline_ns)
+
+    def _queue_job(self, results: list[EncodedDocument | None] | None, deadline_ns: int) -> None:
+        """Let a worker encode what is missing."""
+        slot = Uncounted(sum(map(len, self._documents)))
+        job: Job[EncodedGroup | None] = Job(self._read, self._write, lambda error: None, self._tell, slot, deadline_ns)
+        job.is_direct = True
+        if results is not None:
+            job.claim()
+            job.model, job.route = self._model, GPU if any(results) else CPU
+            job.partial = Partial(self._read(), results)
+        self._job = job
+        self._queue.put([job])
+
+    def _read(self) -> EncodeRequest:
+        documents = [text if isinstance(text, str) else _decoded(text, i) for i, text in enumerate(self._documents)]
+        n_bytes = sum(map(len, self._documents))
+        return EncodeRequest(self._model, self._tokenizer, documents, self._options, n_bytes, True, CPU)  # type: ignore[arg-type]
+
+    def _write(self, request: Request, result: Result) -> EncodedGroup:
+        documents: list[EncodedDocument] = result  # type: ignore[assignment]
+        ids: list[Ids] = [] if self._options.count_only else [document.ids for document in documents]
+        route = self._job.route if self._job else CPU
+        return EncodedGroup(ids, [document.n_tokens for document in documents], route)
+
+    def _tell(self, result: EncodedGroup | None, error: SidetokError | None) -> None:
+        self._group = self._job = None
+        try:
+            self._on_done(None if error else result, error)
+        except Exception as failure:
+            log.error(
+                "a group could not be handed over", extra={"error": type(failure).__name__, "where": where(failure)}
+            )
+
+
+def _decoded(text: bytes | memoryview, number: int) -> str:
+    try:
+        return str(text, "utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidText(f"document {number} is not UTF-8: byte {error.start} cannot stand there") from None
