@@ -45,6 +45,7 @@ from gpu_core.layout import FLAG_IDS, REASONS
 from gpu_core.options import GpuOptions
 
 ENGINE = "dispatcher.gpu.engine_process"
+ENDED = "the engine process ended"
 CLOSE_S = 2.0
 """How long an engine may take to end by itself."""
 _CLOCK_OF_PROCESS = 2
@@ -137,8 +138,8 @@ class ProcessLink:
         packet = LAUNCH.pack(slot.number, 0 if count_only else FLAG_IDS, shared.epoch, n_bytes, n_documents)
         try:
             self._launches.send(packet)
-        except OSError as error:
-            raise EngineLost(self._lost or f"the engine process cannot be reached: {error.strerror}") from None
+        except OSError:
+            raise EngineLost(self._lost or ENDED) from None
 
     def wait(self, timeout_s: float | None) -> list[Completion]:
         """See `EngineLink`."""
@@ -173,10 +174,10 @@ class ProcessLink:
     def _receive_completions(self) -> list[Completion]:
         try:
             packet = self._launches.recv(MAX_PACKET)
-        except OSError as error:
-            packet, self._lost = b"", self._lost or f"the engine process cannot be reached: {error.strerror}"
+        except OSError:
+            packet = b""
         if not packet:
-            self._lost = self._lost or "the engine process ended"
+            self._lost = self._lost or ENDED
             raise EngineLost(self._lost)
         if len(packet) % COMPLETED.size:
             self._lost = f"a completion of {len(packet)} bytes"
@@ -250,7 +251,7 @@ class ProcessLink:
         except OSError:
             packet = b""
         if not packet:
-            self._lost = self._lost or "the engine process ended"
+            self._lost = self._lost or ENDED
             return None
         try:
             report = read_report(packet)

@@ -15,6 +15,7 @@ import logging
 import os
 import random
 import select
+import signal
 import threading
 import time
 from collections import deque
@@ -25,7 +26,7 @@ from pathlib import Path
 from dispatcher.gpu.link import EngineLost
 from dispatcher.gpu.messages import Fault, Hello, Loaded, Refused, Report
 from dispatcher.gpu.options import GpuRouteOptions
-from dispatcher.gpu.process_link import DeviceFacts, ProcessLink
+from dispatcher.gpu.process_link import ENDED, DeviceFacts, ProcessLink
 from dispatcher.gpu.restarts import Restarts
 from dispatcher.gpu.table_builder import TableBuilders
 
@@ -257,8 +258,8 @@ class Supervisor:
         link, was_ready = engine.link, engine.state == "ready"
         assert link is not None
         link.kill(reason)
-        reason = link.lost_reason
         status = link.close()
+        reason = _how_it_ended(link.lost_reason, status)
         if status is None:
             log.error("the engine process of GPU %d outlives SIGKILL", engine.gpu, extra={"gpu": engine.gpu})
         pause_s = engine.down(reason)
@@ -302,6 +303,13 @@ class Supervisor:
         self._orders.clear()
         fd, self._wake_fd = self._wake_fd, -1
         os.close(fd)
+
+
+def _how_it_ended(reason: str, status: int | None) -> str:
+    """The reason, and where it says nothing else how the process ended."""
+    if reason != ENDED or not status:
+        return reason
+    return f"{ENDED} by {signal.Signals(-status).name}" if status < 0 else f"{ENDED} with status {status}"
 
 
 class _Engine:
