@@ -99,12 +99,13 @@ class ProofCache:
         key = _key(engine, spec)
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            _write_atomically(_path(self._directory, key), json.dumps({"key": key, **asdict(verdict)}))
+            write_atomically(_path(self._directory, key), json.dumps({"key": key, **asdict(verdict)}))
         except OSError as error:
             log.warning("a proof could not be kept and will be done again at the next start: %s", error)
 
 
-def _write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that readers see all of it or what was there before. Raises `OSError`."""
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
         try:
             file.write(text)
