@@ -15,6 +15,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -199,17 +200,27 @@ class CalibrationCache:
 
 def calibration_text(kind: str, n_bytes: int, seed: int) -> str:
     """Text of a kind, of at most so many bytes of UTF-8 and nearly as many; another one for each seed."""
-    source = random.Random(seed)
+    text = _endless(kind)
+    first = seed * 40_009 % len(text)
+    window = text[first : first + n_bytes] + text[:n_bytes]
+    return window[:n_bytes].encode()[:n_bytes].decode(errors="ignore")
+
+
+@cache
+def _endless(kind: str) -> str:
+    """Enough text. A quarter of its words are made of syllables: engines remember words that they have seen."""
+    source = random.Random(kind)
+    common, syllables = _COMMON[kind], _SYLLABLES[kind].split()
     words: list[str] = []
-    left = n_bytes
+    left = SIZES[-1]
     while left > 0:
-        word = source.choice(_WORDS[kind])
-        words.append(word)
-        left -= len(word.encode())
-    return "".join(words).encode()[:n_bytes].decode(errors="ignore")
+        words += source.choices(common, k=3)
+        words.append(" " + "".join(source.choices(syllables, k=source.randint(1, 4))))
+        left -= sum(map(len, words[-4:]))
+    return "".join(words)
 
 
-_WORDS = {
+_COMMON = {
     ASCII: (
         *(" the", " of", " and", " a", " in", " tokenizer", " service", " engine", " batch", " answers", " request"),
         *(" waits", " quickly", " measured", " latency", ".\n", ", ", "; ", " (see below)", " 1024", " 3.14", "\n\n"),
@@ -239,6 +250,14 @@ _WORDS = {
         ),
         *(" नमस्ते", " भाषा", " مرحبا", " بالعالم", " שלום", " ไทย", " καλημέρα", " κόσμε", "🙂", "🚀", "\n", " 2026"),
     ),
+}
+_SYLLABLES = {
+    ASCII: "ba con de ex fi gra hu in jo ka li me no or pre qua re sta ti un ver wor xi yo zen ing tion ly er est"
+    " al ous ment ed s get_ Set Max Node _id 0x 7f 42",
+    MIXED: "ba con é für gra hü in jo ka lí me no ör pre ça re stä ti un vér wor ñi yo zen ung ção ly ê el à"
+    " ž ště ów ąć ği ş ment en es ier 19",
+    WIDE: "的 是 不 了 人 我 在 有 他 这 中 大 来 上 国 和 地 到 时 要 出 就 年 す る を ン ト カ при ст ов ные го"
+    " ми дер 니다 에서 한 नि का र्त ال من ات ος ων ית ים ครับ กา",
 }
 
 
