@@ -165,6 +165,7 @@ class CudaContext:
         self._launches = {transfer: self._nodes(transfer) for transfer in TRANSFERS}
         self._graphs = {} if device.options.eager else {transfer: self._capture(transfer) for transfer in TRANSFERS}
         self._executables = {transfer: graph.graphExec for transfer, graph in self._graphs.items()}
+        self.n_graphs = len(self._graphs)
         for transfer in TRANSFERS:
             # Once on an empty batch, so that nothing is left to load.
             self.launch_as(transfer, 0, 0, 0)

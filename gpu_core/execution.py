@@ -20,6 +20,8 @@ class ExecutionContext(Protocol):
     """Memory of one size class and what was captured over it. One replay at a time; results stay until the next."""
 
     size: SizeClass
+    n_graphs: int
+    """Graphs that were captured over it."""
     text: memoryview
     """Pinned memory for the batch's text, writable."""
     document_starts: NDArray[np.uint32]

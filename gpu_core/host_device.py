@@ -87,7 +87,7 @@ class HostContext:
     """See `ExecutionContext`. What a replay does not write holds a pattern that is no id."""
 
     def __init__(self, device: HostDevice, size: SizeClass, token_starts: bool, pinned: memoryview | None) -> None:
-        self.size = size
+        self.size, self.n_graphs = size, 0
         self._device = device
         arena = arrange(size.capacity, size.max_documents, token_starts)
         block = memoryview(bytearray(arena.pinned.n_bytes)) if pinned is None else pinned

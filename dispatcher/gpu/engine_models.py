@@ -31,7 +31,6 @@ from gpu_core.tables import Tables
 from gpu_core.waiting import Prediction
 
 SWITCH_S = 1e-4
-GRAPHS_PER_CONTEXT = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +72,7 @@ class Model:
             self.number,
             frozenset(number - first for number in self.slots),
             gpu.memory_bytes()[0],
-            len(self.slots) * GRAPHS_PER_CONTEXT,
+            sum(slot.context.n_graphs for slot in self.slots.values()),
             int(1000 * (time.perf_counter() - begin)),
         )
 

@@ -26,7 +26,9 @@ from gpu_core.execution import Gpu
 from gpu_core.options import GpuOptions
 
 EXIT_FAULT, EXIT_PERMANENT = 3, 4
-_PR_SET_PDEATHSIG = 1
+NAME = b"sidetok-engine"
+"""What `ps` and `top` call the process."""
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 
 def main(arguments: Sequence[str], make_gpu: Callable[[GpuOptions], Gpu]) -> int:
@@ -67,7 +69,9 @@ def _fail(control: socket.socket, fault: Fault, status: int) -> int:
 def _bind_to(parent: int) -> bool:
     """End when the parent does, however it ends; False when it has ended already."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_NAME, NAME, 0, 0, 0)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     return os.getppid() == parent
 
 

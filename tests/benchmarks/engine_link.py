@@ -138,21 +138,23 @@ def time_round_trips(engine: Engine, key: str, batches: list[Batch], repeats: in
     }
 
 
-def time_in_flight(engine: Engine, key: str, batches: list[Batch], n_in_flight: int, repeats: int) -> float:
-    """Microseconds from one completion to the next with so many replays under way all the time, the text in place."""
+def time_in_flight(engine: Engine, key: str, batches: list[Batch], n_in_flight: int, repeats: int) -> Row:
+    """With so many replays under way all the time and the text in place: time between completions, CPU of each."""
     slots = engine.fitting(key, max(sum(map(len, batch)) for batch in batches))[:n_in_flight]
     sizes = {slot.number: put(slot, batches[k % len(batches)]) for k, slot in enumerate(slots)}
     n_documents = len(batches[0])
     for slot in slots:
         engine.link.launch(slot, sizes[slot.number], n_documents, False)
-    begin, n_done = time.perf_counter_ns(), 0
+    begin, cpu, engine_cpu, n_done = time.perf_counter_ns(), time.thread_time_ns(), engine.link.cpu_ns(), 0
     while n_done < repeats:
         for completion in engine.link.wait(LIMIT_S):
             n_done += 1
             engine.link.launch(completion.slot, sizes[completion.slot.number], n_documents, False)
-    took_ns = time.perf_counter_ns() - begin
+    took_ns, cpu_ns = time.perf_counter_ns() - begin, time.thread_time_ns() - cpu
+    engine_cpu_ns = engine.link.cpu_ns() - engine_cpu
     engine.wait(len(slots))
-    return took_ns / n_done / 1000
+    times = {"each": took_ns, "frontend_cpu": cpu_ns, "engine_cpu": engine_cpu_ns}
+    return {f"{name}_{n_in_flight}_us": ns / n_done / 1000 for name, ns in times.items()}
 
 
 def time_beside(engine: Engine, key: str, large: Batch, small: Batch, repeats: int) -> Row:
@@ -216,7 +218,7 @@ def run(data: DeviceData, family: str, other: str, repeats: int) -> dict[str, An
         check(engine, key, reference, batches)
         rows[name] = time_round_trips(engine, key, batches, repeats)
         for n in (1, 2, 3):
-            rows[name][f"each_with_{n}_us"] = time_in_flight(engine, key, batches, n, repeats)
+            rows[name] |= time_in_flight(engine, key, batches, n, repeats)
         print(name, _line(rows[name]), flush=True)
     large = [window(books, 0, 4_000_000)]
     rows["1 KiB behind 4 MB"] = time_beside(engine, key, large, cases["1 KiB"][0], repeats // 10)

@@ -52,7 +52,11 @@ def test_the_program_over_the_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path:
         link.start()
         assert link.receive() == Hello(1, 1 << 30, 1 << 30, "stand-in")
         link.load(model("split_bpe").key, tables_fd("split_bpe"))
-        assert isinstance(link.receive(), Loaded)
+        loaded = link.receive()
+        assert isinstance(loaded, Loaded)
+        assert loaded.places == frozenset(range(4))
+        assert link.facts is not None
+        assert link.facts.n_captures == loaded.n_captures >= 4 * 4
         rng = random.Random(8)
         slots = link.slots(model("split_bpe").key)
         for pair in (slots[:2], slots[1:3], slots[2:]):
