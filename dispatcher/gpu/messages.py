@@ -109,7 +109,7 @@ def send_order(channel: socket.socket, order: Order) -> None:
 
 def receive_order(channel: socket.socket) -> Order | None:
     """The next one, or None at the end of the stream. Raises `BadMessage`."""
-    packet, fds, _flags, _address = socket.recv_fds(channel, MAX_PACKET, 2)
+    packet, fds, _flags, _address = socket.recv_fds(channel, MAX_PACKET, 2, socket.MSG_CMSG_CLOEXEC)
     if not packet:
         return None
     kind, model = _ORDER.unpack_from(_at_least(packet, _ORDER))

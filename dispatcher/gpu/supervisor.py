@@ -86,7 +86,7 @@ class Supervisor:
         self._builders = TableBuilders(cache_dir, self._built)
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="sidetok-gpus", daemon=True)
-        self.reason = ""
+        self.reason = _no_engines(options)
         """Why there are no engines at all; empty when there are some."""
 
     @property
@@ -96,13 +96,9 @@ class Supervisor:
 
     def start(self) -> None:
         """Start the engines, and the thread that watches them."""
-        numbers = self._options.gpu_numbers()
-        if numbers == ():
-            self.reason = "the option gpus is none"
-        elif numbers is None and not any(path.exists() for path in _DRIVER):
-            self.reason = NO_DRIVER
-        for gpu in (0,) if numbers is None else numbers:
-            if not self.reason:
+        if not self.reason:
+            # Of all GPUs the first comes alone: its engine knows how many there are.
+            for gpu in self._options.gpu_numbers() or (0,):
                 self._add_engine(gpu)
         self._thread.start()
 
@@ -143,6 +139,7 @@ class Supervisor:
     def _built(self, key: str, fd: int, reason: str) -> None:
         if reason:
             self._unserved[key] = reason
+            self._wanted.discard(key)
             log.info("tokenizer %.12s is not served by GPUs: %s", key, reason)
         else:
             self._order(key, fd)
@@ -271,18 +268,16 @@ class Supervisor:
     def _take_orders(self) -> None:
         while self._orders:
             key, fd = self._orders.popleft()
-            old_fd = self._tables.pop(key, -1)
-            if old_fd >= 0:
-                os.close(old_fd)
-                self._pass_on(ProcessLink.unload, key)
             if fd < 0:
-                continue
-            if key not in self._wanted:
-                # It was removed while its tables were built.
+                if key in self._tables:
+                    os.close(self._tables.pop(key))
+                    self._pass_on(ProcessLink.unload, key)
+            elif key in self._wanted and key not in self._tables:
+                self._tables[key] = fd
+                self._pass_on(ProcessLink.load, key, fd)
+            else:
+                # It was removed, and perhaps added again, while its tables were built.
                 os.close(fd)
-                continue
-            self._tables[key] = fd
-            self._pass_on(ProcessLink.load, key, fd)
 
     def _pass_on(self, order: Callable[..., None], *arguments: str | int) -> None:
         for engine in list(self._engines.values()):
@@ -303,6 +298,16 @@ class Supervisor:
         self._orders.clear()
         fd, self._wake_fd = self._wake_fd, -1
         os.close(fd)
+
+
+def _no_engines(options: GpuRouteOptions) -> str:
+    """Why there is nothing to start; empty if there is."""
+    numbers = options.gpu_numbers()
+    if numbers == ():
+        return "the option gpus is none"
+    if numbers is None and not any(path.exists() for path in _DRIVER):
+        return NO_DRIVER
+    return ""
 
 
 def _how_it_ended(reason: str, status: int | None) -> str:

@@ -216,6 +216,12 @@ def test_removed_while_its_tables_are_built(watch: Any) -> None:
     watched.supervisor.add(model("split_bpe").key, model("split_bpe").data)
     until(lambda: bool(link.slots(model("split_bpe").key)))
     assert link.slots(model("byte_bpe").key) == ()
+    for _ in range(2):
+        watched.supervisor.add(model("byte_bpe").key, model("byte_bpe").data)
+        watched.supervisor.remove(model("byte_bpe").key)
+    watched.supervisor.add(model("byte_bpe").key, model("byte_bpe").data)
+    until(lambda: bool(link.slots(model("byte_bpe").key)))
+    assert answers(link, "byte_bpe")
 
 
 def test_what_the_device_cannot_serve(watch: Any) -> None:
