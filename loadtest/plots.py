@@ -13,6 +13,7 @@ from loadtest.stepping import Step
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 SIZE_INCHES = (7.0, 4.3)
 DPI = 150
@@ -23,26 +24,35 @@ def draw(results: list[Result], folder: Path, form: str) -> list[Path]:
 
     Raises `LoadTestError` without matplotlib.
     """
+    files = []
+    for name, plot in PLOTS.items():
+        figure, axes = new_figure()
+        for k, result in enumerate(results):
+            plot(axes, result, _label(results, k), f"C{k}")
+        if axes.has_data():
+            files.append(save(figure, axes, folder / f"{name}.{form}"))
+    return files
+
+
+def new_figure() -> tuple[Figure, Axes]:
+    """An empty plot. Raises `LoadTestError` without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise LoadTestError("plots need matplotlib: pip install 'sidetok[loadtest]'") from error
-    folder.mkdir(parents=True, exist_ok=True)
-    files = []
-    for name, plot in PLOTS.items():
-        figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained")
-        axes = figure.add_subplot()
-        for k, result in enumerate(results):
-            plot(axes, result, _label(results, k), f"C{k}")
-        if not axes.has_data():
-            continue
-        _number_plainly(axes)
-        axes.grid(True, which="both", alpha=0.25)
-        axes.legend(fontsize="small")
-        files.append(folder / f"{name}.{form}")
-        # A date in the file would make equal plots differ.
-        figure.savefig(files[-1], metadata={"Date": None} if form == "svg" else {"Software": None})
-    return files
+    figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def save(figure: Figure, axes: Axes, path: Path) -> Path:
+    """Add grid, legend and plain numbers, and write the file; its suffix is the format."""
+    _number_plainly(axes)
+    axes.grid(True, which="both", alpha=0.25)
+    axes.legend(fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A date in the file would make equal plots differ.
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {"Software": None})
+    return path
 
 
 def latency_against_rate(axes: Axes, result: Result, label: str, colour: str) -> None:

@@ -1,0 +1,122 @@
+"""A whole comparison: every contender on every cell, on one machine in one run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from loadtest.bench import others, ours, toktier
+from loadtest.bench.cells import Cell, bytes_per_token, make_cell
+from loadtest.bench.contender import Contender, Ids, Maker, Unavailable
+from loadtest.bench.timing import Budget, measure, n_different
+from loadtest.machine import load_average, machine_facts, versions
+
+FORMAT = "sidetok-bench/1"
+MAKERS: dict[str, Maker] = {
+    "sidetok gpu": ours.gpu,
+    "sidetok cpu": ours.cpu,
+    "gigatoken": others.gigatoken,
+    "fastokens": others.fastokens,
+    "tiktoken": others.tiktoken,
+    "tokenizers": others.tokenizers,
+    "toktier cpu": toktier.cpu,
+    "toktier gpu": toktier.gpu,
+}
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to compare."""
+
+    families: dict[str, bytes]
+    """Bytes of a tokenizer.json by name."""
+    corpora: dict[str, bytes]
+    origin: str
+    sizes: list[int]
+    """Tokens of a single document."""
+    batches: list[int]
+    """Documents in a batch, each of `document_tokens`."""
+    document_tokens: int
+    makers: dict[str, Maker]
+    budget: Budget
+
+
+def compare(wanted: Wanted, report: Report) -> dict[str, Any]:
+    """The result as it is written; `report` gets a line for each cell that is done."""
+    facts = {
+        "format": FORMAT,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": machine_facts(),
+        "load_average_before": load_average(),
+        "versions": versions(),
+        "texts": {"origin": wanted.origin, "bytes": {name: len(text) for name, text in wanted.corpora.items()}},
+        "sizes": wanted.sizes,
+        "batches": wanted.batches,
+        "document_tokens": wanted.document_tokens,
+    }
+    families = {name: _family(name, file, wanted, report) for name, file in wanted.families.items()}
+    return {**facts, "families": families}
+
+
+def _family(name: str, file: bytes, wanted: Wanted, report: Report) -> dict[str, Any]:
+    reference = Tokenizer.from_str(file.decode())
+    loaded: dict[str, Contender] = {}
+    contenders: dict[str, Any] = {}
+    for contender_name, maker in wanted.makers.items():
+        try:
+            contender = loaded[contender_name] = maker(file, reference)
+        except Unavailable as reason:
+            contenders[contender_name] = {"available": False, "reason": str(reason)}
+        else:
+            contenders[contender_name] = {
+                "available": True, "threads": contender.threads, "detail": contender.detail,
+            }  # fmt: skip
+    rows = []
+    for corpus, text in wanted.corpora.items():
+        ratio = bytes_per_token(reference, text)
+        for n_tokens, n_documents in _shapes(wanted):
+            cell = make_cell(corpus, text, n_tokens, n_documents, ratio)
+            if cell is not None:
+                rows.append(_row(file, reference, cell, loaded, wanted))
+                report(f"{name}: {corpus}, {n_documents} x {n_tokens} tokens")
+    return {"contenders": contenders, "cells": rows}
+
+
+def _shapes(wanted: Wanted) -> list[tuple[int, int]]:
+    """Tokens of a document and documents of a call, each pair once."""
+    shapes = [(n_tokens, 1) for n_tokens in wanted.sizes] + [(wanted.document_tokens, n) for n in wanted.batches]
+    return list(dict.fromkeys(shapes))
+
+
+def _row(file: bytes, reference: Tokenizer, cell: Cell, loaded: dict[str, Contender], wanted: Wanted) -> dict[str, Any]:
+    expected = [_expected(reference, batch.texts) for batch in cell.batches]
+    results: dict[str, Any] = {}
+    for name, contender in loaded.items():
+        wrong = n_different(contender, cell, expected)
+        if wrong:
+            results[name] = {"exact": False, "n_different": wrong}
+        else:
+            # The reference is the judge in any case; a fresh one is made of the same file.
+            fresh = Tokenizer.from_str(file.decode()) if name == "tokenizers" else reference
+            maker = wanted.makers[name]
+            found = measure(lambda maker=maker, fresh=fresh: maker(file, fresh), contender, cell, wanted.budget)  # type: ignore[misc]
+            results[name] = {"exact": True, **found}
+    return {
+        "corpus": cell.corpus,
+        "asked_tokens": cell.n_tokens,
+        "n_documents": cell.n_documents,
+        "n_batches": len(cell.batches),
+        "n_tokens": float(np.median([sum(map(len, batch)) for batch in expected])),
+        "n_bytes": float(np.median([batch.n_bytes for batch in cell.batches])),
+        "results": results,
+    }
+
+
+def _expected(reference: Tokenizer, texts: list[str]) -> list[Ids]:
+    return [np.array(e.ids, np.uint32) for e in reference.encode_batch_fast(texts, add_special_tokens=False)]

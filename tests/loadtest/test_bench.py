@@ -1,0 +1,250 @@
+"""The comparison in one process: equality first, then time, on contenders that are right and some that are not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from dispatcher.tokenizer import load_tokenizer
+from loadtest.bench import others, ours, toktier
+from loadtest.bench.bench import MAKERS, Wanted, compare
+from loadtest.bench.cells import Cell, bytes_per_token, make_cell
+from loadtest.bench.cli import main
+from loadtest.bench.contender import Batch, Contender, Ids, Maker, Unavailable
+from loadtest.bench.plots import PLOTS, draw
+from loadtest.bench.report import markdown
+from loadtest.bench.timing import Budget, measure, n_different
+from loadtest.texts import made_words
+from tests.synthetic import SYNTHETIC
+
+FILE = SYNTHETIC["byte_bpe"]()
+REFERENCE = Tokenizer.from_str(FILE.decode())
+TEXT = made_words(60_000, 1)
+BUDGET = Budget(seconds=0.01, max_samples=5)
+
+
+def cell_of(n_documents: int = 2) -> Cell:
+    """Some batches of small documents."""
+    cell = make_cell("made", TEXT, 100, n_documents, bytes_per_token(REFERENCE, TEXT))
+    assert cell is not None
+    return cell
+
+
+def expected(cell: Cell) -> list[list[Ids]]:
+    """The reference's ids."""
+    return [
+        [np.array(REFERENCE.encode(text, add_special_tokens=False).ids, np.uint32) for text in batch.texts]
+        for batch in cell.batches
+    ]
+
+
+def wrong(file: bytes, reference: Tokenizer) -> Contender:
+    """A contender that loses the last id of the second document."""
+
+    def ids(answer: Any) -> list[Ids]:
+        found = [np.array(encoding.ids, np.uint32) for encoding in answer]
+        return [*found[:1], *(row[:-1] for row in found[1:2]), *found[2:]]
+
+    return Contender(
+        lambda batch: reference.encode_batch_fast(batch.texts, add_special_tokens=False), ids, "1", remembers=False
+    )
+
+
+def wanted(**makers: Maker) -> Wanted:
+    """A small comparison."""
+    return Wanted({"small": FILE}, {"made": TEXT}, "made", [50, 200], [1, 2, 4], 50, makers, BUDGET)
+
+
+def test_batches_do_not_overlap() -> None:
+    """Every document is another piece of the corpus, of the size asked for, as text and as its UTF-8."""
+    cell = cell_of()
+    documents = [document for batch in cell.batches for document in batch.documents]
+    assert len(set(documents)) == len(documents) == 40
+    places = sorted((TEXT.find(document), len(document)) for document in documents)
+    assert all(start >= 0 for start, _ in places)
+    assert all(start + n <= following for (start, n), (following, _) in pairwise(places))
+    for batch in [*cell.batches, cell.warm_up]:
+        assert [text.encode() for text in batch.texts] == batch.documents
+    tokens = [len(ids) for batch in expected(cell) for ids in batch]
+    assert np.median(tokens) == pytest.approx(100, rel=0.4)
+
+
+def test_a_document_larger_than_the_corpus() -> None:
+    """There is no cell where not one document fits."""
+    assert make_cell("made", TEXT, 1_000_000, 1, 4.0) is None
+
+
+@pytest.mark.parametrize("name", ["sidetok cpu", "gigatoken", "fastokens", "tokenizers"])
+def test_contenders_are_read_right(name: str) -> None:
+    """Each contender that is installed here answers one document and several with the reference's ids."""
+    contender = MAKERS[name](FILE, REFERENCE)
+    for n_documents in (1, 3):
+        cell = cell_of(n_documents)
+        assert n_different(contender, cell, expected(cell)) == 0
+
+
+def test_differences_are_counted() -> None:
+    """Each document with other ids, and each that is missing, counts."""
+    cell = cell_of()
+    right = expected(cell)
+    assert n_different(wrong(FILE, REFERENCE), cell, right) == len(cell.batches)
+    short = Contender(lambda batch: batch, lambda batch: [], "1", remembers=False)
+    assert n_different(short, cell, right) == 2 * len(cell.batches)
+
+
+def test_new_text_is_timed_on_a_fresh_instance() -> None:
+    """A contender that remembers is loaded again, because the check has shown it the texts."""
+    seen: list[str] = []
+
+    def load(name: str) -> Callable[[], Contender]:
+        def encode(batch: Batch) -> list[Any]:
+            seen.append(name)
+            return []
+
+        return lambda: Contender(encode, list, "1", remembers=name != "forgets")
+
+    cell = cell_of()
+    for name, timed in (("remembers", "fresh"), ("forgets", "forgets")):
+        seen.clear()
+        found = measure(load("fresh"), load(name)(), cell, BUDGET)
+        assert set(seen) == {timed}
+        assert found["new_us"]["n"] == len(cell.batches)
+        assert 3 <= found["warm_us"]["n"] <= 5
+        assert found["warm_us"]["p50"] <= found["warm_us"]["p99"]
+
+
+def test_a_contender_that_is_not_exact_is_not_timed() -> None:
+    """It is marked with the number of documents, and has no times."""
+    result = compare(wanted(tokenizers=others.tokenizers, wrong=wrong), lambda line: None)
+    cells = result["families"]["small"]["cells"]
+    assert [(cell["asked_tokens"], cell["n_documents"]) for cell in cells] == [(50, 1), (200, 1), (50, 2), (50, 4)]
+    for cell in cells:
+        assert cell["results"]["tokenizers"]["exact"]
+        if cell["n_documents"] > 1:
+            assert cell["results"]["wrong"] == {"exact": False, "n_different": cell["n_batches"]}
+        else:
+            assert set(cell["results"]["wrong"]) == {"exact", "new_us", "warm_us"}
+    text = markdown(result)
+    assert "| made | 2 |" in text
+    assert "not exact" in text
+
+
+def test_contenders_that_cannot_run() -> None:
+    """What is missing, or refuses the file, is in the result with its reason."""
+
+    def missing(file: bytes, reference: Tokenizer) -> Contender:
+        raise Unavailable("it is not installed")
+
+    result = compare(wanted(**{"sidetok cpu": ours.cpu, "missing": missing}), lambda line: None)
+    contenders = result["families"]["small"]["contenders"]
+    assert contenders["missing"] == {"available": False, "reason": "it is not installed"}
+    assert contenders["sidetok cpu"]["available"]
+    assert "Not here: missing: it is not installed." in markdown(result)
+
+
+@pytest.mark.parametrize("maker", [others.gigatoken, others.fastokens])
+def test_files_that_others_refuse(maker: Maker) -> None:
+    """A library that refuses a file, even by a panic, is unavailable for it."""
+    with pytest.raises(Unavailable, match="refuses"):
+        maker(b'{"model": {"type": "Nothing"}}', REFERENCE)
+
+
+@pytest.mark.parametrize("maker", [toktier.cpu, toktier.gpu])
+def test_toktier_has_no_fast_path_for_any_file(maker: Maker) -> None:
+    """It is not installed, or has no fast path for a file that was made here."""
+    with pytest.raises(Unavailable, match=r"not installed|no fast path"):
+        maker(FILE, REFERENCE)
+
+
+def test_patterns() -> None:
+    """One split is what tiktoken can do; several, or a prefix space, are not."""
+    split = {"type": "Split", "pattern": {"Regex": "a+"}}
+    level = {"type": "ByteLevel", "use_regex": False}
+    own = {"type": "ByteLevel"}
+    assert others.split_pattern({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, level]}}) == "a+"
+    assert others.split_pattern({"pre_tokenizer": own}) == others.GPT2_PATTERN
+    for step in (
+        None,
+        {"type": "Sequence", "pretokenizers": [split, split]},
+        {"type": "Sequence", "pretokenizers": [split, own]},
+        {"type": "Digits"},
+        {"type": "ByteLevel", "add_prefix_space": True},
+    ):
+        assert others.split_pattern({"pre_tokenizer": step}) is None
+
+
+class FakeEncoding:
+    """An encoding of the GPU core that leaves the second document to the CPU."""
+
+    def __init__(self, documents: list[bytes]) -> None:
+        self._documents = documents
+        self.needs_cpu = {1: "a pre-token longer than the device handles"}
+
+    def ids(self, k: int) -> Ids:
+        """Ids of the reference."""
+        assert k not in self.needs_cpu
+        return np.array(REFERENCE.encode(self._documents[k].decode(), add_special_tokens=False).ids, np.uint32)
+
+
+class FakeEncoder:
+    """An encoder of the GPU core."""
+
+    def encode(self, documents: list[bytes]) -> FakeEncoding:
+        """Answers all documents but the second."""
+        return FakeEncoding(documents)
+
+
+def test_documents_that_the_gpu_leaves_to_the_cpu() -> None:
+    """They are part of the call, and in their place in the answer."""
+    contender = ours.with_fallback(FakeEncoder(), load_tokenizer(FILE, engine="reference", cache_dir=None))
+    cell = cell_of(3)
+    assert n_different(contender, cell, expected(cell)) == 0
+
+
+def test_plots(tmp_path: Path) -> None:
+    """A plot of latency, CPU and batches for each corpus."""
+    result = compare(wanted(tokenizers=others.tokenizers), lambda line: None)
+    files = draw(result, tmp_path, "svg")
+    assert [path.name for path in files] == [f"small-made-{kind}.svg" for kind in PLOTS]
+    assert all(b"<svg" in path.read_bytes() for path in files)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It compares, writes, prints; a result can be shown again."""
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "made.txt").write_bytes(TEXT)
+    (tmp_path / "tokenizer.json").write_bytes(FILE)
+    places = [
+        "--tokenizer",
+        f"small={tmp_path}",
+        "--text",
+        str(tmp_path / "texts"),
+        "--output",
+        str(tmp_path / "b.json"),
+    ]
+    flags = ["--sizes", "50", "--batches", "2", "--document-tokens", "20", "--seconds", "0.01"]
+    assert main([*places, *flags, "--contenders", "sidetok cpu,fastokens"]) == 0
+    assert "## small" in capsys.readouterr().out
+    assert json.loads((tmp_path / "b.json").read_text())["format"] == "sidetok-bench/1"
+    assert main(["--report", str(tmp_path / "b.json"), "--plots", str(tmp_path / "plots")]) == 0
+    assert "sidetok cpu (1)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--sizes", "many"], ["--batches", "0"], ["--contenders", "nobody"], ["--corpora", "nothing"],
+        ["--tokenizer", "/no/such/file"], ["--report", "no-such-file.json"], ["--text", "/no/such/folder"],
+    ],
+)  # fmt: skip
+def test_what_cannot_be_understood(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """It is one line, and status 2."""
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.startswith("sidetok-bench: ")
