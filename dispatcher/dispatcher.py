@@ -137,6 +137,15 @@ class Dispatcher:
         tallies = [worker.tally for worker in self._workers]
         return total([*tallies, *self._router.tallies] if self._router else tallies)
 
+    def written_by_gpus_ns(self) -> int:
+        """CPU time of answers that were written on the threads of GPU routes; it is in the snapshot, too."""
+        tallies = self._router.tallies if self._router else []
+        return sum(work.write_answer_cpu_ns for work in total(tallies).work.values())
+
+    def decisions(self) -> dict[tuple[str, str], int]:
+        """Choices between the routes, by route and reason."""
+        return self._router.chooser.snapshot() if self._router else {}
+
     @property
     def n_in_flight(self) -> int:
         """Jobs that wait or run, including abandoned ones that a worker still holds."""

@@ -34,6 +34,8 @@ from gpu_core.tables import check_support
 log = logging.getLogger("sidetok.gpus")
 
 STARTING = "starting"
+DELIVER = "gpu_deliver"
+"""The part of CPU time that the threads of routes use."""
 SILENT_AFTER_WATCHDOG_S = 1.0
 """The watchdog of the supervisor comes first: it also ends the process."""
 
@@ -162,7 +164,7 @@ class _GpuThread(threading.Thread):
 
     def run(self) -> None:
         """Serve one link after the other."""
-        self._clocks.register("gpu_deliver")
+        self._clocks.register(DELIVER)
         while (link := self.links.get()) is not None:
             if self.route.serve(link) == ENGINE_SILENT:
                 link.kill("a replay was not finished in time")

@@ -9,8 +9,9 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dispatcher.meter import DURATION_BUCKETS_S, Histogram
+from dispatcher.gpus import DELIVER
 from service import __version__
+from service.gpu_metrics import buckets, gpu_metrics
 
 if TYPE_CHECKING:
     from service.state import Service
@@ -29,6 +30,7 @@ class ServiceCollector(Collector):
         yield from self._flow()
         yield from self._models()
         yield from self._exactness()
+        yield from self._gpus()
 
     def _durations(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(
@@ -37,7 +39,7 @@ class ServiceCollector(Collector):
             labels=("model", "route", "outcome"),
         )
         for labels, histogram in dict(self._service.meter.durations).items():
-            family.add_metric(labels, _buckets(histogram), histogram.sum_s)
+            family.add_metric(labels, buckets(histogram), histogram.sum_s)
         yield family
 
     def _work(self) -> Iterator[Metric]:
@@ -46,11 +48,11 @@ class ServiceCollector(Collector):
             "sidetok_queue_duration_seconds", "From admission to the start of work.", labels=("route",)
         )
         for route, histogram in tally.queue.items():
-            queue.add_metric((route,), _buckets(histogram), histogram.sum_s)
+            queue.add_metric((route,), buckets(histogram), histogram.sum_s)
         yield queue
         cpu = CounterMetricFamily(
             "sidetok_host_cpu_seconds",
-            "CPU time of this host, by thread clocks; parts without a model serve all of them.",
+            "CPU time of this host, by thread clocks, and of GPU engines; parts without a model serve all of them.",
             labels=("model", "route", "part"),
         )
         tokens = CounterMetricFamily("sidetok_tokens", "Ids produced by encoding.", labels=("model", "route"))
@@ -59,13 +61,33 @@ class ServiceCollector(Collector):
         for key, work in tally.work.items():
             cpu.add_metric((*key, "decode_body"), work.decode_body_cpu_ns * 1e-9)
             cpu.add_metric((*key, "encode"), work.encode_cpu_ns * 1e-9)
+            cpu.add_metric((*key, "submit"), work.submit_cpu_ns * 1e-9)
             cpu.add_metric((*key, "write_answer"), work.write_answer_cpu_ns * 1e-9)
             tokens.add_metric(key, work.n_tokens)
             documents.add_metric(key, work.n_documents)
             size.add_metric(key, work.n_bytes)
-        for part, cpu_ns in self._service.dispatcher.clocks.snapshot().items():
-            cpu.add_metric(("", "", part), cpu_ns * 1e-9)
+        for labels, cpu_ns in self._shared_cpu_ns():
+            cpu.add_metric(labels, cpu_ns * 1e-9)
         yield from (cpu, tokens, documents, size)
+
+    def _shared_cpu_ns(self) -> Iterator[tuple[tuple[str, str, str], int]]:
+        """CPU time that serves all models, by route and part."""
+        dispatcher, gpus = self._service.dispatcher, self._service.gpus
+        written_ns = dispatcher.written_by_gpus_ns()
+        for part, cpu_ns in dispatcher.clocks.snapshot().items():
+            if part == DELIVER:
+                # Answers that these threads write count as such.
+                yield ("", "gpu", "deliver"), max(0, cpu_ns - written_ns)
+            else:
+                yield ("", "", part), cpu_ns
+        if gpus is not None:
+            yield ("", "gpu", "engine"), sum(status.cpu_ns for status in gpus.statuses())
+
+    def _gpus(self) -> Iterator[Metric]:
+        service = self._service
+        models = service.registry.models()
+        names = {model.tokenizer.spec.digest: model.name for model in reversed(models) if model.tokenizer}
+        yield from gpu_metrics(service.gpus, service.dispatcher.decisions(), names)
 
     def _flow(self) -> Iterator[Metric]:
         service = self._service
@@ -154,13 +176,3 @@ class Metrics:
         """The text format, version 0.0.4."""
         self.n_scrapes += 1
         return generate_latest(self._registry)
-
-
-def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """Cumulative counts with their upper bounds, as the text format wants them."""
-    total = 0
-    buckets = []
-    for bound, count in zip((*map(str, DURATION_BUCKETS_S), "+Inf"), histogram.counts, strict=True):
-        total += count
-        buckets.append((bound, float(total)))
-    return buckets

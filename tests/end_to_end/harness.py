@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 LIMIT_S = 60.0
 """How long a test waits for what must happen; reaching it fails the test, so nothing depends on its value."""
 MAIN = "import sys; from service.cli import main; sys.exit(main(sys.argv[1:]))"
+PROGRAM = (sys.executable, "-c", MAIN, "serve")
 ROOT = Path(__file__).resolve().parents[2]
 
 Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]
@@ -39,12 +40,19 @@ def environment() -> dict[str, str]:
 class ServiceProcess:
     """`sidetok serve` with these arguments, on a free port and on a Unix socket of its own."""
 
-    def __init__(self, folder: Path, *arguments: str, uds: Path | None = None, cache_dir: Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        uds: Path | None = None,
+        cache_dir: Path | None = None,
+        program: Sequence[str] = PROGRAM,
+    ) -> None:
         self.uds = uds or folder / "s"
         fixed = ("--port", "0", "--uds", str(self.uds), "--log-format", "json")
         cache = ("--cache-dir", str(cache_dir or folder / "cache"))
         self.process = subprocess.Popen(
-            [sys.executable, "-c", MAIN, "serve", *fixed, *cache, *arguments],
+            [*program, *fixed, *cache, *arguments],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             env=environment(),

@@ -1,0 +1,15 @@
+"""`sidetok serve` with GPU engines that run on the host: python -m tests.end_to_end.gpu_service ENGINE FLAG ...
+
+ENGINE is the engine's program as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from service.server import serve
+from service.settings import parse_serve
+
+if __name__ == "__main__":
+    sys.exit(serve(*parse_serve(sys.argv[2:]), json.loads(sys.argv[1])))
