@@ -56,7 +56,7 @@ def serve(assignment: Assignment, pipe: Pipe) -> None:
         plan,
         pool,
         assignment.target,
-        HttpWire(assignment.target.authority),
+        HttpWire(assignment.target.authority, headers_of(options)),
         api,
         connections=options.connections // options.clients,
         timeout_s=options.timeout_s,
@@ -71,6 +71,11 @@ def serve(assignment: Assignment, pipe: Pipe) -> None:
     effort = Effort(time.perf_counter() - begin_s, time.process_time() - begin_cpu_s, record.n_connections)
     save_record(assignment.record_path, plan, record, api)
     pipe.send(effort)
+
+
+def headers_of(options: LoadOptions) -> dict[str, str]:
+    """What every request says beside its body."""
+    return {} if options.route == "auto" else {"X-Sidetok-Route": options.route}
 
 
 def save_record(path: Path, plan: Plan, record: Record, api: Api) -> None:

@@ -11,7 +11,7 @@ from loadtest.table import markdown_table, microseconds, number
 QUANTILES = ("p50", "p95", "p99")
 RATE_TOLERANCE = 0.02
 OWN_OPTIONS = {
-    "target", "api", "codec", "model", "output", "server_pid", "tokenizer", "check", "check_bytes",
+    "target", "api", "codec", "route", "model", "output", "server_pid", "tokenizer", "check", "check_bytes",
     "rate", "find_saturation", "step_factor", "max_steps",
 }  # fmt: skip
 """Options that may differ without the requests of a step being others."""

@@ -20,6 +20,7 @@ class LoadOptions:
     codec: str = knob(
         "octet-stream", "Codec of the native API; the others speak JSON.", ("octet-stream", "msgpack", "json")
     )
+    route: str = knob("auto", "Route that requests ask for; auto leaves it to the server.", ("auto", "cpu", "gpu"))
     model: str = knob("", "Model to ask for; empty = none named, or the first one where one must be named.")
     rate: str = knob("", "Offered requests/s; several by commas, one step each. Empty = the scenario's own.")
     find_saturation: bool = knob(False, "Raise the rate from --rate by --step-factor until a step is saturated.")

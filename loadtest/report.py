@@ -51,6 +51,7 @@ def about(result: Result) -> str:
     gpus = ", ".join(machine["gpus"]) or "no GPU"
     server = result["server"]["version"] or {}
     codec = f", {options['codec']}" if options["api"] == "native" else ""
+    codec += "" if options["route"] == "auto" else f", {options['route']} route asked for"
     return (
         f"{result['about']}. {result['started']}; {machine['usable_cpus']} CPUs ({machine['cpu']}), {gpus}; "
         f"{result['target']}, {options['api']}{codec}, server {server.get('version', 'unknown')}, "

@@ -58,8 +58,10 @@ class Wire(Protocol):
 class HttpWire:
     """HTTP/1.1 with kept connections."""
 
-    def __init__(self, authority: str) -> None:
-        self._authority = authority
+    def __init__(self, authority: str, headers: dict[str, str] | None = None) -> None:
+        """`headers` go with every request."""
+        fields = {"Host": authority, **(headers or {})}
+        self._fields = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         self._heads: dict[tuple[str, str], bytes] = {}
 
     def request(self, path: str, content_type: str, body: Sequence[Buffer]) -> list[Buffer]:
@@ -67,7 +69,7 @@ class HttpWire:
         fixed = self._heads.get((path, content_type))
         if fixed is None:
             fixed = self._heads[path, content_type] = (
-                f"POST {path} HTTP/1.1\r\nHost: {self._authority}\r\nContent-Type: {content_type}\r\nContent-Length: "
+                f"POST {path} HTTP/1.1\r\n{self._fields}Content-Type: {content_type}\r\nContent-Length: "
             ).encode()
         return [b"%b%d\r\n\r\n" % (fixed, sum(map(len, body))), *body]
 

@@ -81,7 +81,8 @@ def result_of(*steps: dict[str, Any], scenario: str = "short", **changes: Any) -
         "scenario": scenario,
         "about": "what it is",
         "options": {
-            "api": "native", "codec": "octet-stream", "seed": 1, "duration_s": 10.0, "warm_up_s": 1.0, "scale": 1.0,
+            "api": "native", "codec": "octet-stream", "route": "auto", "seed": 1, "duration_s": 10.0, "warm_up_s": 1.0,
+            "scale": 1.0,
             "model": "", "find_saturation": True, "target": "unix:s", "timeout_s": 30.0,
         },
         "arrivals": "poisson",

@@ -87,6 +87,12 @@ def test_several_clients_and_steps(service: ServiceProcess, home: Path) -> None:
         assert 0 < step["generator"]["busy"] < 1.5
 
 
+def test_a_route_that_is_asked_for(service: ServiceProcess, home: Path) -> None:
+    """Requests may name the route, and the server counts them on it."""
+    step = assert_right(run_small("short", service, home, route="cpu"))
+    assert set(step["server"]["documents_by_route"]) == {"cpu"}
+
+
 def test_cpu_time_of_a_local_server(service: ServiceProcess, home: Path) -> None:
     """The kernel's count of a server's CPU time is there for servers that count nothing themselves."""
     result = run_small("short", service, home, server_pid=str(service.process.pid), rate="200")

@@ -33,6 +33,15 @@ def test_a_request() -> None:
         assert body == [b"ab", b"c"]
 
 
+def test_headers_of_every_request() -> None:
+    """What all requests say stands in each head."""
+    head, *_ = HttpWire("h", {"X-Sidetok-Route": "gpu"}).request("/p", "t/t", [])
+    assert (
+        bytes(head)
+        == b"POST /p HTTP/1.1\r\nHost: h\r\nX-Sidetok-Route: gpu\r\nContent-Type: t/t\r\nContent-Length: 0\r\n\r\n"
+    )
+
+
 @pytest.mark.parametrize("n_bytes", [1, 7, 1000])
 @pytest.mark.parametrize(("data", "status"), [(PLAIN, 200), (CHUNKED, 429)])
 def test_an_answer_in_pieces(data: bytes, status: int, n_bytes: int) -> None:
