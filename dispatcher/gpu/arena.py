@@ -38,6 +38,10 @@ class SlotPlace:
     """The pinned block, relative to `offset`."""
     n_bytes: int
 
+    def all_of_it(self, memory: memoryview) -> memoryview:
+        """The whole slot, in whole pages."""
+        return memory[self.offset : self.offset + self.n_bytes]
+
     def pinned(self, memory: memoryview) -> memoryview:
         """The part that the execution context gets."""
         return memory[self.offset : self.offset + self.block.n_bytes]

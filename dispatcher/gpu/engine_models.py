@@ -56,11 +56,9 @@ class Model:
         tables = read_tables(order.tables_fd)
         places = slot_places(options)
         self._memory = _mapped(order.arena_fd, places)
+        self._registered: list[memoryview] = []
         try:
-            gpu.register(self._memory)
-        except OutOfDeviceMemory as error:
-            raise DeviceUnavailable(str(error)) from None
-        try:
+            self._register(places)
             self._capture(order.key, tables, places, options)
         except DeviceFault:
             raise
@@ -80,8 +78,19 @@ class Model:
         """Give everything back. No replay may be under way."""
         self._gpu.attach()
         self.slots.clear()
-        self._gpu.unregister(self._memory)
+        while self._registered:
+            self._gpu.unregister(self._registered.pop())
         self._memory = memoryview(b"")
+
+    def _register(self, places: tuple[SlotPlace, ...]) -> None:
+        # In pieces: the driver takes no launches while it pins one.
+        for place in places:
+            piece = place.all_of_it(self._memory)
+            try:
+                self._gpu.register(piece)
+            except OutOfDeviceMemory as error:
+                raise DeviceUnavailable(str(error)) from None
+            self._registered.append(piece)
 
     def _capture(self, key: str, tables: Tables, places: tuple[SlotPlace, ...], options: GpuOptions) -> None:
         device = self._gpu.device(key, tables, options)

@@ -13,6 +13,7 @@ import contextlib
 import mmap
 import os
 import pickle
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from gpu_core.tables import Tables, load_tables
 MODULE = "dispatcher.gpu.table_builder"
 LIMIT_S = 120.0
 _N_AT_A_TIME = 2
+_ALIGNMENT = 64
 _EXIT_UNSUPPORTED = 3
 
 
@@ -86,16 +88,38 @@ class TableBuilders:
 
 
 def write_tables(fd: int, tables: Tables) -> None:
-    """Into an empty file."""
+    """Into an empty file: number of arrays, length of each and of what describes them, that, and the arrays."""
+    arrays: list[memoryview] = []
+    head = pickle.dumps(tables, protocol=5, buffer_callback=lambda buffer: arrays.append(buffer.raw()))
+    lengths = [len(arrays), len(head), *map(len, arrays)]
     with os.fdopen(os.dup(fd), "wb") as file:
-        pickle.dump(tables, file, protocol=5)
+        file.write(struct.pack(f"<{len(lengths)}Q", *lengths))
+        parts: list[bytes | memoryview] = [head, *arrays]
+        for part in parts:
+            file.seek(_aligned(file.tell()))
+            file.write(part)
+        file.truncate(_aligned(file.tell()))
 
 
 def read_tables(fd: int) -> Tables:
-    """What `write_tables` wrote, in a process that this one's parent trusts; several may read at a time."""
-    with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as content:
-        tables: Tables = pickle.loads(content)
+    """What `write_tables` wrote, in a process that this one's parent trusts.
+
+    The arrays lie in the file: nothing is copied, which would hold up other threads.
+    """
+    content = memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ))
+    n_arrays, *_head = struct.unpack_from("<2Q", content)
+    lengths = struct.unpack_from(f"<{1 + n_arrays}Q", content, 8)
+    at, parts = 8 * (2 + n_arrays), []
+    for length in lengths:
+        at = _aligned(at)
+        parts.append(content[at : at + length])
+        at += length
+    tables: Tables = pickle.loads(parts[0], buffers=parts[1:])
     return tables
+
+
+def _aligned(position: int) -> int:
+    return -(-position // _ALIGNMENT) * _ALIGNMENT
 
 
 def main(arguments: list[str]) -> int:
