@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from dispatcher.gpu.batch import Batch, Former, ModelQueue, RouteLimits
 from dispatcher.gpu.group import ENGINE_LOST, ENGINE_SILENT, UNREADABLE, Group
-from dispatcher.gpu.link import Completion, EngineLink, EngineLost
+from dispatcher.gpu.link import Completion, EngineLink, EngineLost, Slot
 from dispatcher.gpu.results import Reader
 from dispatcher.gpu.route_tally import ClassKey, RouteTally
 from dispatcher.gpu.staging import STEP_BYTES, fill_alone, fill_shared
@@ -208,7 +208,7 @@ class Incarnation:
         self._count(ended, self._clocks.wall())
         for group in finished:
             group.settled = True
-            call(group.on_done, group)
+            answer(group.on_done, group)
         self._turn_cpu_ns = self._clocks.cpu()
 
     def _count(self, ended: list[tuple[Batch, Completion]], now_ns: int) -> None:
@@ -269,14 +269,14 @@ class Incarnation:
             # Not the work of its turn, too.
             self._turn_cpu_ns += spent_ns
 
-    def _may_hold(self, batch: Batch) -> bool:
+    def _may_hold(self, queue: ModelQueue, slot: Slot) -> bool:
         with self._lock:
-            return self.former.hold(batch.queue, batch.slot)
+            return self.former.hold(queue, slot)
 
-    def _let_go(self, batch: Batch, was_held: bool) -> None:
+    def _let_go(self, queue: ModelQueue, slot: Slot, was_held: bool) -> None:
         """A slot is free again. Does not block: the garbage collector may call it anywhere."""
         apply = self.former.unhold if was_held else self.former.give_back
-        self._events.append((apply, batch.queue, batch.slot))
+        self._events.append((apply, queue, slot))
         if was_held and self.former.starved:
             self.link.interrupt()
 
@@ -332,12 +332,18 @@ class Incarnation:
             except IndexError:
                 return
             self._tally.fell_back(reason)
-            call(group.on_fallback, group, reason)
+            answer(group.on_fallback, group, reason)
 
 
-def call(callback: Callable[..., object], *arguments: object) -> None:
-    """Call back; one group must not keep the others from their answers."""
+def answer(callback: Callable[..., object], group: Group, *reason: str) -> None:
+    """Call one of the callbacks of a group; one group must not keep the others from their answers."""
     try:
-        callback(*arguments)
+        callback(group, *reason)
     except Exception as error:
         log.error("a result of the GPU route could not be handed over", extra={"error": type(error).__name__})
+    # Callers and their groups refer to each other, and results may hold a slot until nothing refers to them.
+    group.on_done = group.on_fallback = _answered
+
+
+def _answered(*_: object) -> None:
+    """The callbacks of a group that was answered."""

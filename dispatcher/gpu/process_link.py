@@ -111,7 +111,8 @@ class ProcessLink:
         self._ready = select.poll()
         self._ready.register(self._launches, select.POLLIN)
         self._ready.register(self._interrupts, select.POLLIN)
-        self._guard = threading.Lock()
+        # An interrupt may come from a garbage collection in the middle of a method that holds it.
+        self._guard = threading.RLock()
         self._waiting = self._closed = False
         self._started_s = 0.0
         self._cpu_ns = 0

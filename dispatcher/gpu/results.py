@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 
-from dispatcher.gpu.batch import Alone, Batch
+from dispatcher.gpu.batch import Alone, Batch, ModelQueue
 from dispatcher.gpu.group import Group, Ids
 from dispatcher.gpu.held_ids import Hold, Holds, held_ids
-from dispatcher.gpu.link import Completion
+from dispatcher.gpu.link import Completion, Slot
 
 
 class Reader:
     """Reads results out of slots.
 
-    `may_hold(batch)`: whether the slot may be kept from the next batch for handed-out views; `let_go(batch)`: called
-    once for each slot, when its results were read and all its views are gone, from any thread.
+    `may_hold(queue, slot)`: whether a slot may be kept from the next batch for handed-out views. `let_go(queue, slot,
+    was_held)`: called once for each slot, when its results were read and all its views are gone, from any thread.
     """
 
     def __init__(
-        self, hold_from_bytes: int, may_hold: Callable[[Batch], bool], let_go: Callable[[Batch, bool], None]
+        self,
+        hold_from_bytes: int,
+        may_hold: Callable[[ModelQueue, Slot], bool],
+        let_go: Callable[[ModelQueue, Slot, bool], None],
     ) -> None:
         self.n_views = 0
         self._hold_from = hold_from_bytes
@@ -36,7 +40,7 @@ class Reader:
         else:
             finished = _give_shares(batch.shares, ids, counts, completion.needs_cpu)
         if holds is None:
-            self._let_go(batch, False)
+            self._let_go(batch.queue, batch.slot, False)
         return finished
 
     def _ids(
@@ -47,7 +51,8 @@ class Reader:
         if batch.count_only:
             return [None] * batch.n_documents, None
         if completion.n_tokens << 2 >= self._hold_from and (views := self._views_of(batch, completion, counts)):
-            holds = Holds(len(views), lambda: self._let_go(batch, True))
+            # Not the batch: its groups refer to the views, and the views would never be let go.
+            holds = Holds(len(views), partial(self._let_go, batch.queue, slot, True))
             self.n_views += len(views)
             return [
                 held_ids(slot.ids[begin:end], Hold(holds)) if document in views else slot.ids[begin:end].tobytes()
@@ -65,7 +70,7 @@ class Reader:
             for document, count in enumerate(counts)
             if count << 2 >= self._hold_from and document not in completion.needs_cpu
         }
-        if not wanted or not self._may_hold(batch):
+        if not wanted or not self._may_hold(batch.queue, batch.slot):
             return set()
         return wanted
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from dispatcher.gpu.batch import ModelQueue, RouteLimits
 from dispatcher.gpu.group import NOT_READY, Group
-from dispatcher.gpu.incarnation import Clocks, Incarnation, Replay, call
+from dispatcher.gpu.incarnation import Clocks, Incarnation, Replay, answer
 from dispatcher.gpu.link import EngineLink
 from dispatcher.gpu.route_tally import RouteSnapshot, RouteTally
 from dispatcher.policy import GpuLoad
@@ -77,7 +77,7 @@ class GpuRoute:
         if incarnation is None or queue is None:
             group.settled = True
             self._tally.fell_back(NOT_READY)
-            call(group.on_fallback, group, NOT_READY)
+            answer(group.on_fallback, group, NOT_READY)
             return
         if group.n_bytes > queue.load.alone_over_bytes:
             self._cut(queue, group)
@@ -85,7 +85,7 @@ class GpuRoute:
             incarnation.submit(queue, group)
         else:
             group.settled = True
-            call(group.on_done, group)
+            answer(group.on_done, group)
 
     def forget(self, model_key: str) -> None:
         """Launch nothing more of a model, whose slots will be taken away; what waits for it falls back."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 
 import pytest
 
@@ -236,6 +237,27 @@ def test_a_view_is_released_by_the_garbage_collector() -> None:
     assert rig.route.snapshot().n_held == 1
     assert bytes(part) == packed(bytes(group.documents[0][1:2]))
     part.release()
+    rig.submit(b"look")
+    rig.run()
+    assert rig.route.snapshot().n_held == 0
+
+
+def test_a_caller_that_refers_to_its_group_does_not_keep_it() -> None:
+    """The route lets go of the callbacks of a group that was answered, so that no cycle holds a slot."""
+
+    class Caller:
+        def __init__(self, route: GpuRoute, document: bytes) -> None:
+            self.group = Group(MODEL, [document], self.on_done, lambda *_: None)
+            route.submit(self.group)
+
+        def on_done(self, group: Group) -> None:
+            assert isinstance(group.ids[0], HeldIds)
+
+    rig = Rig()
+    caller = weakref.ref(Caller(rig.route, bytes(20_000)))
+    assert caller() is not None
+    rig.run()
+    assert caller() is None
     rig.submit(b"look")
     rig.run()
     assert rig.route.snapshot().n_held == 0
