@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
 
+from dispatcher.calibrator import Calibrator
 from dispatcher.costs import Costs
 from dispatcher.gpu.batch import RouteLimits
 from dispatcher.gpu.group import ENGINE_SILENT
@@ -25,10 +26,10 @@ from dispatcher.gpu.route_tally import RouteSnapshot
 from dispatcher.gpu.supervisor import EngineStatus, Supervisor
 from dispatcher.meter import ThreadClocks
 from dispatcher.policy import GpuLoad
+from dispatcher.tokenizer import Tokenizer
 from gpu_core.errors import UnsupportedTokenizer
 from gpu_core.literals import device_literals
 from gpu_core.safe_cut import SafeCuts
-from gpu_core.spec import TokenizerSpec
 from gpu_core.tables import check_support
 
 log = logging.getLogger("sidetok.gpus")
@@ -49,13 +50,18 @@ class Gpus:
         clocks: ThreadClocks,
         cache_dir: Path | None = None,
         command: Sequence[str] = (),
+        calibrate: bool = True,
     ) -> None:
-        """`command` replaces the program of the engines, for tests. Nothing runs before `start`."""
+        """`cache_dir` keeps tables and calibrations. `command` replaces the program of the engines.
+
+        Without `calibrate` costs begin at their defaults. Nothing runs before `start`.
+        """
         self.costs = Costs()
         self._clocks = clocks
         self._limits = RouteLimits(silent_after_s=options.gpu_watchdog_s + SILENT_AFTER_WATCHDOG_S)
         self._cuts: dict[str, SafeCuts] = {}
         self._unsupported: dict[str, str] = {}
+        self._calibrator = Calibrator(self.costs, cache_dir, self._serving, clocks) if calibrate else None
         self._threads: dict[int, _GpuThread] = {}
         self._routes: tuple[GpuRoute, ...] = ()
         self._supervisor = Supervisor(
@@ -68,9 +74,12 @@ class Gpus:
         self._clocks.register("gpu_supervisor", self._supervisor.thread)
         if self._supervisor.reason:
             log.info("no GPU route", extra={"reason": self._supervisor.reason})
+        elif self._calibrator is not None:
+            self._calibrator.start()
 
-    def add(self, spec: TokenizerSpec, data: bytes) -> None:
-        """Serve a tokenizer.json on all GPUs, if it can be."""
+    def add(self, tokenizer: Tokenizer, data: bytes) -> None:
+        """Serve a tokenizer, loaded from `data`, on all GPUs, if it can be."""
+        spec = tokenizer.spec
         if spec.digest in self._cuts or spec.digest in self._unsupported:
             return
         try:
@@ -80,6 +89,8 @@ class Gpus:
             return
         self._cuts[spec.digest] = SafeCuts(spec.pattern_family, device_literals(spec), bool(spec.normalizers))
         self._supervisor.add(spec.digest, data)
+        if self._calibrator is not None:
+            self._calibrator.add(tokenizer)
 
     @property
     def any(self) -> bool:
@@ -119,11 +130,21 @@ class Gpus:
 
     def close(self) -> None:
         """End the engines. What is still queued or in flight falls back, to whoever still takes it."""
+        if self._calibrator is not None:
+            self._calibrator.close()
         for thread in self._threads.copy().values():
             thread.end()
         self._supervisor.close()
         for thread in self._threads.copy().values():
             thread.join()
+
+    def _serving(self, key: str) -> tuple[str, GpuRoute] | None:
+        """A device that serves a model now."""
+        for gpu, thread in self._threads.copy().items():
+            if thread.route.load(key).ready:
+                facts = next((status.facts for status in self.statuses() if status.gpu == gpu), None)
+                return (facts.name if facts else "", thread.route)
+        return None
 
     def _serve(self, gpu: int, link: ProcessLink) -> None:
         """On the supervisor's thread: an engine is up."""

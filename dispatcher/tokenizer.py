@@ -59,6 +59,7 @@ class Tokenizer:
         """`max_reference_bytes` is the longest document that the reference gets as a whole; 0 = any."""
         self.spec = spec
         self.engine = engine.name
+        self.engine_version = engine.version
         self.engine_reason = engine_reason
         self.vocab_size: int = reference.tokenizer.get_vocab_size(with_added_tokens=True)
         self.max_id = spec.max_id

@@ -173,7 +173,7 @@ class Registry:
             max_reference_bytes=self._max_reference_bytes,
         )
         if self.gpus is not None:
-            self.gpus.add(model.tokenizer.spec, files.tokenizer_json)
+            self.gpus.add(model.tokenizer, files.tokenizer_json)
         if files.chat_templates:
             try:
                 model.chat_template = ChatTemplate(files.chat_templates, files.special_tokens)

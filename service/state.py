@@ -18,6 +18,7 @@ from dispatcher.gpu.options import GpuRouteOptions
 from dispatcher.gpus import Gpus
 from dispatcher.meter import ThreadClocks
 from dispatcher.options import DispatcherOptions
+from dispatcher.policy import ADAPTIVE
 from service.gate import Gate
 from service.hot import HotPath
 from service.meter import LoopLag, RequestMeter
@@ -57,7 +58,13 @@ class Service:
         clocks = ThreadClocks()
         self.gpus: Gpus | None = None
         if gpu is not None and gpu.gpu_numbers() != ():
-            self.gpus = Gpus(gpu, clocks, Path(work.cache_dir) if work.cache_dir else None, engine_command)
+            self.gpus = Gpus(
+                gpu,
+                clocks,
+                Path(work.cache_dir) if work.cache_dir else None,
+                engine_command,
+                calibrate=not engine_command and work.policy == ADAPTIVE,
+            )
             registry.gpus = self.gpus
         self.dispatcher = Dispatcher(work, self._loop.call_soon_threadsafe, self._loop.call_soon, self.gpus, clocks)
         self.dispatcher.clocks.register("event_loop")

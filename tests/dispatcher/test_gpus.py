@@ -1,0 +1,143 @@
+"""All GPUs of a service, over real engine processes on a host device: what serves, what does not, and what it costs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dispatcher.costs import KINDS
+from dispatcher.dispatcher import Dispatcher
+from dispatcher.gpu.options import GpuRouteOptions
+from dispatcher.gpus import Gpus
+from dispatcher.group_call import EncodedGroup
+from dispatcher.meter import ThreadClocks
+from dispatcher.options import DispatcherOptions
+from dispatcher.request import EncodeOptions
+from dispatcher.tokenizer import Tokenizer, load_tokenizer
+from gpu_core.errors import SidetokError
+from tests.data import tokenizer_json
+from tests.engine_rig import LIMIT_S, engine_command, until
+
+OPTIONS: dict[str, Any] = {"gpus": "0", "gpu_classes_kib": "4,512", "gpu_contexts": 2, "gpu_restart_min_s": 0.01}
+
+
+class Made:
+    """Makes started GPUs, and closes them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.clocks = ThreadClocks()
+        self._made: list[Gpus] = []
+
+    def __call__(self, calibrate: bool = False, options: dict[str, Any] | None = None, **script: Any) -> Gpus:
+        """GPUs whose engines do as scripted."""
+        command = engine_command(self._folder, "byte_bpe", **script)
+        gpus = Gpus(GpuRouteOptions(**OPTIONS | (options or {})), self.clocks, self._folder, command, calibrate)
+        self._made.append(gpus)
+        gpus.start()
+        return gpus
+
+    def close(self) -> None:
+        """Close all; no thread of them is left."""
+        for gpus in self._made:
+            gpus.close()
+        until(lambda: not any(t.name.startswith(("sidetok-gpu", "sidetok-calib")) for t in threading.enumerate()))
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Made]:
+    """See `Made`."""
+    made = Made(tmp_path)
+    yield made
+    made.close()
+
+
+def encode(dispatcher: Dispatcher, tokenizer: Tokenizer, documents: list[str], route: Any = "auto") -> EncodedGroup:
+    """The results of one call."""
+    ended = threading.Event()
+    told: list[tuple[EncodedGroup | None, SidetokError | None]] = []
+
+    def on_done(result: EncodedGroup | None, error: SidetokError | None) -> None:
+        told.append((result, error))
+        ended.set()
+
+    dispatcher.encode_group(tokenizer, documents, on_done, EncodeOptions(add_special_tokens=False), route=route)
+    assert ended.wait(LIMIT_S)
+    ((result, error),) = told
+    assert error is None
+    assert result is not None
+    return result
+
+
+@pytest.mark.parametrize("synthetic", ["byte_bpe"], indirect=True)
+def test_loss_and_return_of_an_engine(made: Made, synthetic: Tokenizer) -> None:
+    """Documents go to the engine when it is up, to the CPU while it is down, and the ids are the same."""
+    gpus = made()
+    key = synthetic.spec.digest
+    assert gpus.why_not(key) != ""
+    dispatcher = Dispatcher(
+        DispatcherOptions(cpu_workers=1, policy="gpu"), lambda _: None, gpus=gpus, clocks=made.clocks
+    )
+    gpus.add(synthetic, tokenizer_json("byte_bpe"))
+    until(lambda: gpus.serves(key))
+    assert gpus.why_not(key) == ""
+    documents = ["some text", "", "\u4f60\u597d 123's", "x" * 600_000]
+    expected = [document.ids for document in synthetic.encode(documents, EncodeOptions(add_special_tokens=False))]
+    result = encode(dispatcher, synthetic, documents[:3])
+    assert (list(map(bytes, result.ids)), result.route) == (expected[:3], "gpu")
+    (status,) = gpus.statuses()
+    assert (status.state, status.n_restarts) == ("ready", 0)
+    assert status.facts is not None
+    os.kill(gpus._supervisor._engines[0].link.pid, signal.SIGKILL)  # type: ignore[union-attr]
+    until(lambda: not gpus.serves(key))
+    result = encode(dispatcher, synthetic, documents)
+    assert list(map(bytes, result.ids)) == expected
+    until(lambda: gpus.serves(key))
+    assert encode(dispatcher, synthetic, documents[:3]).route == "gpu"
+    snapshot = gpus.snapshots()[0]
+    assert snapshot.ready
+    assert snapshot.batch_documents.sum >= 6
+    assert made.clocks.snapshot().keys() >= {"gpu_supervisor", "gpu_deliver"}
+    assert gpus.statuses()[0].cpu_ns > 0
+    dispatcher.close()
+
+
+def test_what_gpus_cannot_serve(made: Made, embedded: Tokenizer) -> None:
+    """Tokenizers of other kinds have a reason, and so has a host without a GPU; nothing is built for either."""
+    unigram = load_tokenizer(tokenizer_json("unigram"), engine="reference", cache_dir=None)
+    gpus = made(options={"gpu_restart_min_s": 30.0}, unavailable="no such device")
+    gpus.add(unigram, tokenizer_json("unigram"))
+    assert "not BPE" in gpus.why_not(unigram.spec.digest)
+    gpus.add(embedded, b"not looked at")
+    until(lambda: "no such device" in gpus.why_not(embedded.spec.digest))
+    assert not gpus.any
+    assert gpus.loads(embedded.spec.digest) == []
+    assert gpus.snapshots() == {}
+
+
+@pytest.mark.parametrize("synthetic", ["byte_bpe"], indirect=True)
+def test_both_routes_are_timed_once(made: Made, synthetic: Tokenizer, tmp_path: Path) -> None:
+    """When an engine serves a model its costs get start values on both routes, which the next start finds on disk."""
+
+    def starts(gpus: Gpus) -> list[Any]:
+        """Where both routes begin."""
+        costs = [gpus.costs.of(route, synthetic.spec.digest, KINDS[0]) for route in ("cpu", "gpu")]
+        return [curve.start for cost in costs for curve in cost]
+
+    folder = tmp_path / "costs"
+    gpus = made(calibrate=True)
+    defaults = starts(gpus)
+    gpus.add(synthetic, tokenizer_json("byte_bpe"))
+    until(lambda: folder.exists() and len(list(folder.glob("*.json"))) == 2)
+    until(lambda: not any(start in defaults for start in starts(gpus)))
+    files = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    again = made(calibrate=True)
+    again.add(synthetic, tokenizer_json("byte_bpe"))
+    until(lambda: starts(again) == starts(gpus))
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == files
