@@ -19,6 +19,9 @@ HEAD = (
     "model GPUs fed", "per million requests", "limit",
 )  # fmt: skip
 
+MAX_CPU_SHARE = 0.8
+"""Of a machine's CPUs: a server that keeps more of them busy is limited by them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prices:
@@ -85,7 +88,7 @@ def what_limits(result: Result, best: Step) -> str:
     if found["saturated_at_per_s"] is None:
         return "none was reached"
     cpu_us, usable = host_cpu_us(best), result["machine"]["usable_cpus"]
-    if cpu_us is not None and best["achieved_per_s"] * cpu_us * 1e-6 > 0.8 * usable:
+    if cpu_us is not None and best["achieved_per_s"] * cpu_us * 1e-6 > MAX_CPU_SHARE * usable:
         return "the machine's CPUs"
     return f"the service: {found['reason']}"
 
