@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -25,9 +26,9 @@ POISON = 0xDEADBEEF
 
 
 class HostDevice:
-    """Encodes with a function. `memory_bytes` is what all contexts together may take, `polls` how late a replay ends.
+    """Encodes with a function. `memory_bytes` is what all contexts together may take.
 
-    A replay is complete at its `polls`-th look. After `fail_after` launches the device is dead.
+    A replay is complete at its `polls`-th look that comes at least `replay_s` after the launch. After `fail_after` launches the device is dead.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class HostDevice:
         *,
         memory_bytes: int = 1 << 62,
         polls: int = 1,
+        replay_s: float = 0.0,
         fail_after: int = 1 << 62,
         token_starts: bool = True,
         encode_normal: EncodeOne | None = None,
@@ -44,6 +46,7 @@ class HostDevice:
         self.name = "host"
         self.encode_normal = encode_normal or encode
         self.encode, self.polls, self.fail_after = encode, polls, fail_after
+        self.replay_s = replay_s
         self.n_launches = 0
         self._memory_bytes, self._token_starts = memory_bytes, token_starts
         self._contexts: weakref.WeakSet[HostContext] = weakref.WeakSet()
@@ -105,6 +108,7 @@ class HostContext:
         self._resident = {name: np.full(array.shape, POISON, np.uint32) for name, array in words.items()}
         self._reasons: list[int] = []
         self._polls_left = self._n_tokens = 0
+        self._due_s = 0.0
 
     def launch(self, n_bytes: int, n_documents: int, flags: int, resident: bool) -> None:
         """See `ExecutionContext.launch`. The text is read now; results appear at the last poll only."""
@@ -114,11 +118,12 @@ class HostContext:
         starts = self.document_starts[: n_documents + 1].tolist()
         text = bytes(self.text[:n_bytes])
         self._polls_left = self._device.polls
+        self._due_s = time.perf_counter() + self._device.replay_s
         self._pending = (text, starts, flags, self._resident if resident else self._host)
 
     def poll(self, n_times: int) -> bool:
         """See `ExecutionContext.poll`."""
-        if self._device.n_launches > self._device.fail_after:
+        if self._device.n_launches > self._device.fail_after or time.perf_counter() < self._due_s:
             return False
         before, self._polls_left = self._polls_left, self._polls_left - n_times
         if before > 0 >= self._polls_left:

@@ -30,6 +30,8 @@ class HostEngine:
     """Paths of tokenizer.json by digest."""
     polls: int = 1
     """At which look a replay is complete."""
+    replay_s: float = 0.0
+    """How long a replay takes at least."""
     hang_after: int = 1 << 62
     """Launches of one tokenizer after which no replay ends any more."""
     fail_after: int = 1 << 62
@@ -60,6 +62,7 @@ class HostEngine:
             reference_pairs(Path(self.files[key]).read_text()),
             memory_bytes=self.memory_bytes,
             polls=self.polls,
+            replay_s=self.replay_s,
             fail_after=self.fail_after,
             token_starts=False,
         ).after(self.hang_after)

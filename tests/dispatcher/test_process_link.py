@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,52 @@ def test_idle_engines_take_no_cpu(tmp_path: Path) -> None:
             before = link.cpu_ns()
             assert link.wait(0.1) == []
             return link.cpu_ns() - before < 1e6
+
+        until(rests)
+
+
+def test_the_engine_sleeps_while_the_device_works(tmp_path: Path) -> None:
+    """Once it knows how long replays take, waiting for one costs the engine a small part of that time."""
+    with running_link(tmp_path, replay_s=0.01) as link:
+        slot = link.slots(model().key)[0]
+
+        def sleeps() -> bool:
+            launch(link, slot, [b"one two"])
+            completion = completions(link, 1)[slot.number]
+            assert completion.replay_ns >= 10e6
+            return completion.engine_cpu_ns < 3e6
+
+        until(sleeps)
+
+
+def test_a_launch_wakes_the_engine(tmp_path: Path) -> None:
+    """A replay is started at once while the engine sleeps over another one, so that both overlap."""
+    with running_link(tmp_path, replay_s=0.1) as link:
+        first, second = link.slots(model().key)[:2]
+        launch(link, first, [b"one"])
+        completions(link, 1)
+
+        def overlap() -> bool:
+            begin = time.perf_counter()
+            launch(link, first, [b"one"])
+            assert link.wait(0.02) == []
+            launch(link, second, [b"two"])
+            done = completions(link, 2)
+            assert wrong_documents(done[second.number], [b"two"], model()) == []
+            return time.perf_counter() - begin < 0.18
+
+        until(overlap)
+
+
+def test_a_hung_replay_costs_little_cpu(tmp_path: Path) -> None:
+    """An engine whose replay does not end looks at it now and then only."""
+    with running_link(tmp_path, hang_after=0) as link:
+        launch(link, link.slots(model().key)[0], [b"one"])
+
+        def rests() -> bool:
+            before = link.cpu_ns()
+            assert link.wait(0.2) == []
+            return link.cpu_ns() - before < 0.05e9
 
         until(rests)
 
