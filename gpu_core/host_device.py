@@ -28,7 +28,8 @@ POISON = 0xDEADBEEF
 class HostDevice:
     """Encodes with a function. `memory_bytes` is what all contexts together may take.
 
-    A replay is complete at its `polls`-th look that comes at least `replay_s` after the launch. After `fail_after` launches the device is dead.
+    A replay is complete at its `polls`-th look that comes at least `replay_s` after the launch. After `fail_after`
+    launches the device is dead.
     """
 
     def __init__(
