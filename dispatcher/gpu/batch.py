@@ -11,13 +11,12 @@ the others after each batch that takes a part of it.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from dispatcher.gpu.group import NO_SLOT, NOT_READY, UNREADABLE, Group
 from dispatcher.gpu.link import Slot
-from dispatcher.policy import GpuLoad
+from dispatcher.gpu.model_queue import Alone, Batch, ModelQueue
 from gpu_core.ladder import SizeClass
 
 FILLED_AHEAD = 2
@@ -44,72 +43,7 @@ class RouteLimits:
     """A replay that takes longer is a hung engine."""
 
 
-@dataclass(slots=True, eq=False)
-class Batch:
-    """What one replay encodes."""
-
-    queue: ModelQueue
-    slot: Slot
-    n_bytes: int
-    n_documents: int
-    count_only: bool
-    shares: list[tuple[Group, Sequence[int] | None]]
-    """Groups and which of their documents; None = all of them."""
-    piece: Alone | None = None
-    """The document that has it alone."""
-    launched_ns: int = 0
-    stage_cpu_ns: int = 0
-
-
-@dataclass(slots=True)
-class Alone:
-    """A document, or a piece of one, that gets a replay of its own."""
-
-    group: Group
-    document: int
-    start: int
-    end: int
-    number: int | None = None
-    """Which piece it is; None = the whole document."""
-
-
-class ModelQueue:
-    """Documents of one model that wait, and the free slots of its ladder."""
-
-    def __init__(self, key: str, slots: Sequence[Slot], limits: RouteLimits) -> None:
-        self.key = key
-        self.sizes = sorted({slot.size for slot in slots}, key=lambda size: size.capacity)
-        self.top = self.sizes[-1]
-        self.class_of = {slot.number: self.sizes.index(slot.size) for slot in slots}
-        self.free: list[list[Slot]] = [[] for _ in self.sizes]
-        for slot in slots:
-            self.free[self.class_of[slot.number]].append(slot)
-        self.n_slots = [len(free) for free in self.free]
-        self.n_held = [0] * len(self.sizes)
-        self.shared: deque[Group] = deque()
-        self.alone: deque[Alone] = deque()
-        self.filled: deque[Batch] = deque()
-        self.under_way: list[Batch] = []
-        """Shared replays, the oldest first."""
-        self.n_waiting = 0
-        """Documents in `shared`."""
-        self.is_forgotten = False
-        self.load = GpuLoad(
-            ready=True,
-            alone_over_bytes=min(limits.alone_over_bytes, self.top.capacity),
-            max_batch_bytes=min(limits.max_batch_bytes, self.top.capacity),
-        )
-
-    def largest_free(self) -> int:
-        """The largest class with a free slot; -1 when there is none."""
-        return next((at for at in range(len(self.free) - 1, -1, -1) if self.free[at]), -1)
-
-    def take_slot(self, n_bytes: int, n_documents: int) -> Slot | None:
-        """A free slot of the smallest class that holds so much."""
-        for size, free in zip(self.sizes, self.free, strict=True):
-            if free and n_bytes <= size.capacity and n_documents <= size.max_documents:
-                return free.pop()
-        return None
+_Candidate = tuple[tuple[bool, int], ModelQueue, bool]
 
 
 @dataclass(slots=True)
@@ -127,6 +61,12 @@ class Former:
     """Groups that left the queue, with the reason; whoever holds the lock tells them."""
     _alone_yields: bool = False
     """A document alone ended, and no shared replay was launched since."""
+
+    def open(self, key: str, slots: Sequence[Slot]) -> ModelQueue:
+        """A queue for a model with these slots, all free."""
+        limits = self.limits
+        queue = self.queues[key] = ModelQueue(key, slots, limits.alone_over_bytes, limits.max_batch_bytes)
+        return queue
 
     def add(self, queue: ModelQueue, group: Group) -> None:
         """Queue a group; what does not fit any slot and was not cut leaves at once."""
@@ -150,7 +90,10 @@ class Former:
         self.starved = False
         if self.n_under_way >= self.limits.max_in_flight:
             return None
-        for _place, queue, is_alone in sorted(self._candidates(now_ns), key=lambda candidate: candidate[0]):
+        candidates = self._candidates(now_ns)
+        if len(candidates) > 1:
+            candidates.sort(key=_place)
+        for _, queue, is_alone in candidates:
             batch = queue.filled.popleft() if is_alone else self._next_shared(queue, now_ns)
             if batch is not None:
                 batch.launched_ns = now_ns
@@ -159,10 +102,11 @@ class Former:
         return None
 
     def reserve(self, now_ns: int) -> Batch | None:
-        """A slot for a document alone, to be filled outside the lock and handed to `filled`."""
+        """A slot for the oldest document alone, to be filled outside the lock and handed to `filled`."""
         if self.n_ahead >= FILLED_AHEAD:
             return None
-        for queue in self.queues.values():
+        queues = [queue for queue in self.queues.values() if queue.alone]
+        for queue in sorted(queues, key=lambda queue: queue.alone[0].group.queued_ns):
             while queue.alone and (reason := queue.alone[0].group.why_unwanted(now_ns)):
                 self._drop_alone(queue, queue.alone.popleft(), reason)
             if not queue.alone:
@@ -237,23 +181,20 @@ class Former:
             yield from (piece.group for piece in queue.alone)
             yield from (batch.piece.group for batch in queue.filled if batch.piece is not None)
 
-    def _candidates(self, now_ns: int) -> list[tuple[tuple[bool, int], ModelQueue, bool]]:
+    def _candidates(self, now_ns: int) -> list[_Candidate]:
         """(place in the order, queue, whether it is a document alone).
 
         By age; but between two documents alone the others have a turn, whatever they are worth, so that none of them
         waits for two.
         """
-        found: list[tuple[tuple[bool, int], ModelQueue, bool]] = []
-        queues = self.queues.values()
-        for queue in queues:
-            self._drop_unwanted(queue, now_ns)
-        alone = [queue for queue in queues if queue.filled] if not self.n_alone_under_way else []
-        for queue in alone:
-            piece = queue.filled[0].piece
-            assert piece is not None
-            found.append(((self._alone_yields, piece.group.queued_ns), queue, True))
-        for queue in queues:
-            if queue.shared and (alone or self._is_worth(queue)):
+        found: list[_Candidate] = []
+        if not self.n_alone_under_way:
+            for queue in self.queues.values():
+                if queue.filled and (oldest := self._first_filled(queue, now_ns)) is not None:
+                    found.append(((self._alone_yields, oldest.queued_ns), queue, True))
+        is_turn = bool(found)
+        for queue in self.queues.values():
+            if queue.shared and (is_turn or self._is_worth(queue)):
                 found.append(((False, queue.shared[0].queued_ns), queue, False))
         return found
 
@@ -287,19 +228,22 @@ class Former:
         shared = queue.shared
         while shared:
             group = shared[0]
-            if reason := group.why_unwanted(now_ns):
+            if (group.cancelled or group.deadline_ns or group.settled) and (reason := group.why_unwanted(now_ns)):
                 self._drop_shared(queue, shared.popleft(), reason)
                 continue
-            if taken.n_bytes + group.waiting_bytes <= room and taken.n_documents + group.n_waiting <= n_room:
+            n_bytes, n_documents = group.waiting_bytes, group.n_waiting
+            if n_bytes <= room and n_documents <= n_room:
                 numbers = None if group.order is None else group.order[group.next :]
-                taken.add(shared.popleft(), numbers, group.n_waiting, group.waiting_bytes)
+                taken.add(shared.popleft(), numbers, n_bytes, n_documents)
+                room -= n_bytes
+                n_room -= n_documents
                 continue
             if not taken.shares:
                 part, part_bytes = _part(group, room, size.capacity, n_room)
                 if part:
+                    taken.add(shared.popleft(), part, part_bytes, len(part))
                     group.next += len(part)
                     group.queued_ns = now_ns
-                    taken.add(shared.popleft(), part, len(part), part_bytes)
                     if group.n_waiting:
                         shared.append(group)
             break
@@ -345,19 +289,19 @@ class Former:
         queue.load.alone_waiting_bytes += sum(piece.end - piece.start for piece in alone)
         return True
 
-    def _drop_unwanted(self, queue: ModelQueue, now_ns: int) -> None:
-        shared, filled = queue.shared, queue.filled
-        while shared and (reason := shared[0].why_unwanted(now_ns)):
-            self._drop_shared(queue, shared.popleft(), reason)
+    def _first_filled(self, queue: ModelQueue, now_ns: int) -> Group | None:
+        """The group whose document is filled and goes next; those before it that are not wanted leave."""
+        filled = queue.filled
         while filled:
             batch = filled[0]
             assert batch.piece is not None
             if not (reason := batch.piece.group.why_unwanted(now_ns)):
-                return
+                return batch.piece.group
             filled.popleft()
             self.n_ahead -= 1
             self.give_back(queue, batch.slot)
             self._drop_alone(queue, batch.piece, reason)
+        return None
 
     def _drop_shared(self, queue: ModelQueue, group: Group, reason: str) -> None:
         queue.n_waiting -= group.n_waiting
@@ -396,13 +340,14 @@ class _Taken:
     n_documents: int = 0
     count_only: bool = True
 
-    def add(self, group: Group, numbers: Sequence[int] | None, n_documents: int, n_bytes: int) -> None:
+    def add(self, group: Group, numbers: Sequence[int] | None, n_bytes: int, n_documents: int) -> None:
+        """Take some documents of a group; None = all."""
         self.shares.append((group, numbers))
         self.n_bytes += n_bytes
         self.n_documents += n_documents
         self.count_only = self.count_only and group.count_only
-        group.n_waiting -= n_documents
         group.waiting_bytes -= n_bytes
+        group.n_waiting -= n_documents
 
 
 def _part(group: Group, room: int, capacity: int, n_room: int) -> tuple[Sequence[int], int]:
@@ -417,3 +362,7 @@ def _part(group: Group, room: int, capacity: int, n_room: int) -> tuple[Sequence
             return left[:n_taken], n_bytes
         n_bytes += length
     return left, n_bytes
+
+
+def _place(candidate: _Candidate) -> tuple[bool, int]:
+    return candidate[0]

@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from dispatcher.gpu.batch import Batch, Former, ModelQueue, RouteLimits
+from dispatcher.gpu.batch import Former, RouteLimits
 from dispatcher.gpu.group import ENGINE_LOST, ENGINE_SILENT, UNREADABLE, Group
 from dispatcher.gpu.link import Completion, EngineLink, EngineLost, Slot
+from dispatcher.gpu.model_queue import Batch, ModelQueue
 from dispatcher.gpu.results import Reader
 from dispatcher.gpu.route_tally import ClassKey, RouteTally
 from dispatcher.gpu.staging import STEP_BYTES, fill_alone, fill_shared
@@ -81,7 +82,7 @@ class Incarnation:
             with self._lock:
                 queue = self.former.queues.get(model_key)
                 if queue is None:
-                    queue = self.former.queues[model_key] = ModelQueue(model_key, slots, self._limits)
+                    queue = self.former.open(model_key, slots)
             self._pump()
         return queue
 

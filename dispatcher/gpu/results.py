@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 
-from dispatcher.gpu.batch import Alone, Batch, ModelQueue
 from dispatcher.gpu.group import Group, Ids
 from dispatcher.gpu.held_ids import Hold, Holds, held_ids
 from dispatcher.gpu.link import Completion, Slot
+from dispatcher.gpu.model_queue import Alone, Batch, ModelQueue
 
 
 class Reader:

@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from dispatcher.gpu.batch import ModelQueue, RouteLimits
+from dispatcher.gpu.batch import RouteLimits
 from dispatcher.gpu.group import NOT_READY, Group
 from dispatcher.gpu.incarnation import Clocks, Incarnation, Replay, answer
 from dispatcher.gpu.link import EngineLink
+from dispatcher.gpu.model_queue import ModelQueue
 from dispatcher.gpu.route_tally import RouteSnapshot, RouteTally
 from dispatcher.policy import GpuLoad
 from gpu_core.ladder import Ladder, Piece, SizeClass

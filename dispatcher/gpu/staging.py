@@ -7,8 +7,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from dispatcher.gpu.batch import Batch
 from dispatcher.gpu.group import Text
+from dispatcher.gpu.model_queue import Batch
 
 JOINED_BYTES = 4096
 """Documents of a shorter average are joined before they are copied: one copy costs less than many."""

@@ -7,9 +7,10 @@ from collections import Counter
 
 import pytest
 
-from dispatcher.gpu.batch import FILLED_AHEAD, Batch, Former, ModelQueue, RouteLimits
+from dispatcher.gpu.batch import FILLED_AHEAD, Former, RouteLimits
 from dispatcher.gpu.fake_link import make_slots
 from dispatcher.gpu.group import CANCELLED, EXPIRED, NO_SLOT, NOT_READY, Group
+from dispatcher.gpu.model_queue import Batch
 from gpu_core.ladder import Piece, SizeClass
 
 SIZES = (SizeClass(100, 4), SizeClass(1_000, 16))
@@ -34,9 +35,8 @@ class Desk:
     """A former with one queue."""
 
     def __init__(self, n_each: int = 2, **limits: int) -> None:
-        self.limits = RouteLimits(**{"alone_over_bytes": ALONE, "beside_documents": 1, **limits})
-        self.former = Former(self.limits)
-        self.queue = self.former.queues["m"] = ModelQueue("m", make_slots("m", SIZES, n_each), self.limits)
+        self.former = Former(RouteLimits(**{"alone_over_bytes": ALONE, "beside_documents": 1, **limits}))
+        self.queue = self.former.open("m", make_slots("m", SIZES, n_each))
 
     def add(self, *groups: Group) -> None:
         """Queue groups."""
@@ -121,7 +121,7 @@ def test_places_in_flight_are_bounded() -> None:
 def test_beside_a_replay_only_what_is_worth_it() -> None:
     """By documents or by bytes; another model's replay is no reason to wait."""
     desk = Desk(n_each=3, beside_documents=3, beside_bytes=50, max_in_flight=9)
-    other = desk.former.queues["n"] = ModelQueue("n", make_slots("n", SIZES, 2, 100), desk.limits)
+    other = desk.former.open("n", make_slots("n", SIZES, 2, 100))
     desk.add(group(1))
     assert desk.next() is not None
     desk.add(group(1), group(1))
@@ -205,12 +205,21 @@ def test_between_two_large_documents_the_others_have_a_turn() -> None:
 def test_the_oldest_model_comes_first() -> None:
     """Whatever the order of the queues."""
     desk = Desk(max_in_flight=9)
-    other = desk.former.queues["a"] = ModelQueue("a", make_slots("a", SIZES, 2, 100), desk.limits)
+    other = desk.former.open("a", make_slots("a", SIZES, 2, 100))
     desk.add(group(1, since=5))
     desk.former.add(other, group(2, since=4))
     first = desk.next()
     assert first is not None
     assert first.queue is other
+
+
+def test_the_oldest_large_document_is_filled_first() -> None:
+    """Of all models: none of them has the slots that are filled ahead for itself."""
+    desk = Desk(n_each=9)
+    other = desk.former.open("a", make_slots("a", SIZES, 2, 100))
+    desk.add(*[group(500, since=number) for number in (1, 3, 4, 5)])
+    desk.former.add(other, group(500, since=2))
+    assert [batch.queue for batch in (desk.former.reserve(9), desk.former.reserve(9)) if batch] == [desk.queue, other]
 
 
 def test_waiting_for_a_slot_is_known() -> None:

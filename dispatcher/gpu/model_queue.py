@@ -1,0 +1,79 @@
+"""What waits for one model on one GPU, the free slots of its ladder, and the batches that are made of both."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dispatcher.gpu.group import Group
+from dispatcher.gpu.link import Slot
+from dispatcher.policy import GpuLoad
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """What one replay encodes."""
+
+    queue: ModelQueue
+    slot: Slot
+    n_bytes: int
+    n_documents: int
+    count_only: bool
+    shares: list[tuple[Group, Sequence[int] | None]]
+    """Groups and which of their documents; None = all of them."""
+    piece: Alone | None = None
+    """The document that has it alone."""
+    launched_ns: int = 0
+    stage_cpu_ns: int = 0
+
+
+@dataclass(slots=True)
+class Alone:
+    """A document, or a piece of one, that gets a replay of its own."""
+
+    group: Group
+    document: int
+    start: int
+    end: int
+    number: int | None = None
+    """Which piece it is; None = the whole document."""
+
+
+class ModelQueue:
+    """Documents of one model that wait, and the free slots of its ladder."""
+
+    def __init__(self, key: str, slots: Sequence[Slot], alone_over_bytes: int, max_batch_bytes: int) -> None:
+        self.key = key
+        self.sizes = sorted({slot.size for slot in slots}, key=lambda size: size.capacity)
+        self.top = self.sizes[-1]
+        self.class_of = {slot.number: self.sizes.index(slot.size) for slot in slots}
+        self.free: list[list[Slot]] = [[] for _ in self.sizes]
+        for slot in slots:
+            self.free[self.class_of[slot.number]].append(slot)
+        self.n_slots = [len(free) for free in self.free]
+        self.n_held = [0] * len(self.sizes)
+        self.shared: deque[Group] = deque()
+        self.alone: deque[Alone] = deque()
+        self.filled: deque[Batch] = deque()
+        self.under_way: list[Batch] = []
+        """Shared replays, the oldest first."""
+        self.n_waiting = 0
+        """Documents in `shared`."""
+        self.is_forgotten = False
+        self.load = GpuLoad(
+            ready=True,
+            alone_over_bytes=min(alone_over_bytes, self.top.capacity),
+            max_batch_bytes=min(max_batch_bytes, self.top.capacity),
+        )
+
+    def largest_free(self) -> int:
+        """The largest class with a free slot; -1 when there is none."""
+        return next((at for at in range(len(self.free) - 1, -1, -1) if self.free[at]), -1)
+
+    def take_slot(self, n_bytes: int, n_documents: int) -> Slot | None:
+        """A free slot of the smallest class that holds so much."""
+        for size, free in zip(self.sizes, self.free, strict=True):
+            if free and n_bytes <= size.capacity and n_documents <= size.max_documents:
+                return free.pop()
+        return None
