@@ -13,7 +13,7 @@ Results of a group, by document: `ids[i]` are packed ids, `bytes`, or for many i
 in the slot's own memory, which `release()` or the garbage collector gives back; `ids[i].data` is a memoryview of it.
 `n_tokens[i]` always. `needs_cpu[i]` is the reason of a document that the device does not answer.
 
-Who decides: `batch.Former` what goes into the next replay, and `dispatcher.policy.choose_route` which route answers; both
-without threads and clocks. Who acts: `incarnation.Incarnation`, with the lock, for one engine from its start to its loss.
-What replays cost is observed through `on_replay` (`dispatcher.costs.Costs.observe_gpu_route`).
+Who decides: `batch.Former` what goes into the next replay, `dispatcher.policy.choose_route` which route answers; both
+without threads and clocks. Who acts: `incarnation.Incarnation`, with the lock, for one engine from start to loss. What
+replays cost is observed through `on_replay` (`dispatcher.costs.Costs.observe_gpu_route`).
 """

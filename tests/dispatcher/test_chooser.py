@@ -10,7 +10,7 @@ import pytest
 from dispatcher.chooser import EXPLORE_EVERY, EXPLORE_MAX_BYTES, RouteChooser
 from dispatcher.costs import Costs
 from dispatcher.policy import CPU, EXPLORE, GPU, POLICY, CpuLoad, GpuLoad
-from tests.dispatcher.gpu_rig import MODEL, US
+from tests.dispatcher.route_rig import MODEL, US
 from tests.dispatcher.two_routes import KIND, TwoRoutes, World
 
 SECOND = 1_000_000_000

@@ -12,7 +12,7 @@ from dispatcher.gpu.group import CANCELLED, ENGINE_LOST, NOT_READY, Group
 from dispatcher.gpu.held_ids import HeldIds
 from dispatcher.gpu.route import GpuRoute
 from gpu_core.ladder import SizeClass
-from tests.dispatcher.gpu_rig import MODEL, EveryByte, check
+from tests.dispatcher.route_rig import MODEL, EveryByte, check
 
 KIB = 1 << 10
 SIZES = (SizeClass(4 * KIB, 64), SizeClass(64 * KIB, 64), SizeClass(512 * KIB, 64))

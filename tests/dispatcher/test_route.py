@@ -22,7 +22,7 @@ from dispatcher.gpu.group import (
 from dispatcher.gpu.held_ids import HeldIds
 from dispatcher.gpu.route import NO_CUT, GpuRoute
 from gpu_core.ladder import SizeClass
-from tests.dispatcher.gpu_rig import MODEL, MS, US, EveryByte, Rig, check, cost_of, packed, texts
+from tests.dispatcher.route_rig import MODEL, MS, US, EveryByte, Rig, check, cost_of, packed, texts
 
 KIB = 1 << 10
 SMALL = (SizeClass(64, 4), SizeClass(256, 8))

@@ -6,7 +6,7 @@ import pytest
 
 from dispatcher.gpu.batch import RouteLimits
 from dispatcher.gpu.route_tally import N_SIZES, ClassKey, RouteTally, Sizes
-from tests.dispatcher.gpu_rig import MODEL, US, Rig, cost_of
+from tests.dispatcher.route_rig import MODEL, US, Rig, cost_of
 
 
 @pytest.mark.parametrize(("size", "bucket"), [(1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (1 << 26, 26), (1 << 40, 27)])

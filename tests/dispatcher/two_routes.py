@@ -17,7 +17,7 @@ from dispatcher.gpu.batch import RouteLimits
 from dispatcher.gpu.fake_link import Simulation
 from dispatcher.gpu.group import Group
 from dispatcher.policy import ADAPTIVE, CPU, Choice, CpuLoad
-from tests.dispatcher.gpu_rig import MODEL, Rig
+from tests.dispatcher.route_rig import MODEL, Rig
 
 KIND = "ascii"
 TextCost = Callable[[int], int]
