@@ -20,7 +20,7 @@ from dispatcher.job import Job, deadline_exceeded
 from dispatcher.meter import ThreadClocks, WorkerTally, total
 from dispatcher.options import DispatcherOptions
 from dispatcher.request import EncodeOptions, Route
-from dispatcher.router import GpuSet, Router
+from dispatcher.router import GpuSet, NoGpus, Router
 from dispatcher.shadow import ShadowCheck
 from dispatcher.tokenizer import Tokenizer
 from dispatcher.work_queue import WorkQueue
@@ -65,9 +65,7 @@ class Dispatcher:
         self._queue = WorkQueue()
         self._done: deque[Job[Any]] = deque()
         self._in_flight: set[Job[Any]] = set()
-        self._router = (
-            Router(options.policy, gpus, self._queue, self._collect, self.shadow, self.n_workers) if gpus else None
-        )
+        self._router = Router(options.policy, gpus or NoGpus(), self._queue, self._collect, self.shadow, self.n_workers)
         self._workers = [
             Worker(self._queue, self._collect, self.shadow, f"sidetok-worker-{i}", self._router)
             for i in range(self.n_workers)
@@ -134,17 +132,15 @@ class Dispatcher:
 
     def snapshot(self) -> WorkerTally:
         """The sum of what the workers and the routes of GPUs counted; callable from any thread."""
-        tallies = [worker.tally for worker in self._workers]
-        return total([*tallies, *self._router.tallies] if self._router else tallies)
+        return total([*(worker.tally for worker in self._workers), *self._router.tallies])
 
     def written_by_gpus_ns(self) -> int:
         """CPU time of answers that were written on the threads of GPU routes; it is in the snapshot, too."""
-        tallies = self._router.tallies if self._router else []
-        return sum(work.write_answer_cpu_ns for work in total(tallies).work.values())
+        return sum(work.write_answer_cpu_ns for work in total(self._router.tallies).work.values())
 
     def decisions(self) -> dict[tuple[str, str], int]:
         """Choices between the routes, by route and reason."""
-        return self._router.chooser.snapshot() if self._router else {}
+        return self._router.chooser.snapshot()
 
     @property
     def n_in_flight(self) -> int:

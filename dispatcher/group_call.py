@@ -73,7 +73,7 @@ class GroupCall:
         options: EncodeOptions,
         model: str,
         queue: WorkQueue,
-        router: Router | None,
+        router: Router,
     ) -> None:
         self._tokenizer = tokenizer
         self._documents = documents
@@ -97,7 +97,7 @@ class GroupCall:
         """Choose a route and queue the documents there. Raises what is wrong with the options or the route."""
         self._finisher = self._tokenizer.finisher(self._options)
         router, documents = self._router, self._documents
-        if router is not None and router.gpus.any and route != CPU and self._finisher is not None and documents:
+        if router.gpus.any and route != CPU and self._finisher is not None and documents:
             n_bytes = sum(map(len, documents))
             kind = content_kind(documents[0])
             key = self._tokenizer.spec.digest
@@ -116,14 +116,15 @@ class GroupCall:
                 return
             if route == GPU and choice.reason == NO_GPU:
                 raise NoGpuRoute(f"No GPU serves this model now: {router.gpus.why_not(key)}.")
-        elif route == GPU:
-            raise InvalidOption("The GPU route gives ids and counts only, where there is a GPU.")
+        elif route == GPU and self._finisher is None:
+            raise InvalidOption("The GPU route gives ids and counts only.")
+        elif route == GPU and documents:
+            raise NoGpuRoute(f"No GPU serves this model now: {router.gpus.why_not(self._tokenizer.spec.digest)}.")
         self._queue_job(None, deadline_ns)
 
     def _done(self, group: Group) -> None:
         finisher = self._finisher
         assert finisher is not None
-        assert self._router is not None
         if group.needs_cpu:
             results: list[EncodedDocument | None] = [
                 None

@@ -11,14 +11,14 @@ is missing.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 from dispatcher.chooser import RouteChooser
-from dispatcher.costs import ASCII, Costs, content_kind
+from dispatcher.costs import Costs, content_kind
 from dispatcher.errors import Cancelled, InvalidOption, NoGpuRoute
 from dispatcher.failures import fail
 from dispatcher.finisher import Finisher
@@ -33,6 +33,7 @@ from dispatcher.work_queue import WorkQueue
 from gpu_core.errors import SidetokError
 
 Read = tuple[Job[Any], Request]
+_NOTHING = nullcontext()
 WRITE_BYTES = 65_536
 """Answers to longer texts are written by a worker: the route's thread has replays to launch."""
 
@@ -61,6 +62,27 @@ class GpuSet(Protocol):
 
     def why_not(self, key: str) -> str:
         """Why a model is not served now."""
+
+
+class NoGpus:
+    """Stands for GPUs where there are none."""
+
+    any = False
+
+    def __init__(self) -> None:
+        self.costs = Costs()
+
+    def loads(self, key: str) -> list[GpuLoad]:
+        """None."""
+        return []
+
+    def route(self, index: int) -> Submits:
+        """Never asked for."""
+        raise LookupError(index)
+
+    def why_not(self, key: str) -> str:
+        """Always the same."""
+        return "there is no GPU route"
 
 
 class Router:
@@ -94,6 +116,8 @@ class Router:
         left: list[Read] = []
         ended: list[Job[Any]] = []
         bundles: dict[Any, Bundle] = {}
+        if not self.gpus.any and not any(is_asked_for_gpu(request) for _, request in requests):
+            return requests, ended
         for job, request in requests:
             try:
                 # What comes back from the GPU route stays with the worker.
@@ -128,28 +152,29 @@ class Router:
             key, kind, n_bytes, n_documents, cpu, loads, time.monotonic_ns(), policy, deadline_ns
         )
 
-    @contextlib.contextmanager
-    def observing(self, requests: list[Read]) -> Iterator[None]:
+    def observing(self, requests: list[Read]) -> AbstractContextManager[None]:
         """Encode requests that share a tokenizer are encoded by the calling thread while the context lasts."""
-        request = requests[0][1]
-        if not self.gpus.any or not isinstance(request, EncodeRequest) or not request.options.ids_only:
-            yield
-            return
+        return self._observed(requests) if self.gpus.any else _NOTHING
+
+    @contextmanager
+    def _observed(self, requests: list[Read]) -> Iterator[None]:
         start_ns, start_cpu_ns = time.monotonic_ns(), time.thread_time_ns()
         yield
         now_ns, cpu_ns = time.monotonic_ns(), time.thread_time_ns()
-        encoded = [other for _, other in requests if isinstance(other, EncodeRequest)]
-        n_documents = sum([len(other.documents) for other in encoded])
-        if n_documents and requests[0][0].partial is None:
-            self.gpus.costs.observe_cpu_route(
-                request.tokenizer.spec.digest,
-                content_kind(request.documents[0]) if request.documents else ASCII,
-                sum([other.n_bytes for other in encoded]),
-                n_documents,
-                now_ns - start_ns,
-                cpu_ns - start_cpu_ns,
-                now_ns,
-            )
+        encoded = [request for _, request in requests if isinstance(request, EncodeRequest)]
+        n_documents = sum([len(request.documents) for request in encoded])
+        if not n_documents or not encoded[0].options.ids_only or requests[0][0].partial is not None:
+            return
+        first = next(document for request in encoded for document in request.documents)
+        self.gpus.costs.observe_cpu_route(
+            encoded[0].tokenizer.spec.digest,
+            content_kind(first),
+            sum([request.n_bytes for request in encoded]),
+            n_documents,
+            now_ns - start_ns,
+            cpu_ns - start_cpu_ns,
+            now_ns,
+        )
 
     def tally(self) -> WorkerTally:
         """The calling thread's own."""
@@ -199,8 +224,6 @@ class Router:
     def _finisher(self, request: Request) -> Finisher | None:
         """None for what only the CPU route can answer, or may. Raises when the request insists on the other one."""
         if not isinstance(request, EncodeRequest) or request.route == CPU or not request.documents:
-            return None
-        if not self.gpus.any and request.route != GPU:
             return None
         finisher = request.tokenizer.finisher(request.options)
         if finisher is None and request.route == GPU:
@@ -253,6 +276,11 @@ class Router:
             self._queue.put(back)
         if finished:
             self._collect(finished)
+
+
+def is_asked_for_gpu(request: Request) -> bool:
+    """Whether a request insists on the GPU route."""
+    return isinstance(request, EncodeRequest) and request.route == GPU
 
 
 class Bundle:

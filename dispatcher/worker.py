@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from dispatcher.failures import fail
@@ -21,7 +20,6 @@ from dispatcher.shadow import ShadowCheck
 from dispatcher.work_queue import WorkQueue
 
 Jobs = Sequence[Job[Any]]
-_NOTHING = nullcontext()
 
 
 class Worker(threading.Thread):
@@ -33,9 +31,8 @@ class Worker(threading.Thread):
         deliver: Callable[[Jobs], None],
         shadow: ShadowCheck,
         name: str,
-        router: Router | None = None,
+        router: Router,
     ) -> None:
-        """Without a router everything takes the CPU route."""
         super().__init__(name=name, daemon=True)
         self.tally = WorkerTally()
         self._queue = queue
@@ -66,9 +63,9 @@ class Worker(threading.Thread):
             else:
                 ended.append(job)
         read_cpu_ns = time.thread_time_ns()
-        here, refused = self._router.send(requests) if self._router else (requests, [])
+        here, refused = self._router.send(requests)
         ended += refused
-        sent_cpu_ns = time.thread_time_ns() if self._router else read_cpu_ns
+        sent_cpu_ns = read_cpu_ns if here is requests else time.thread_time_ns()
         answered = self._execute(here)
         encoded_cpu_ns = time.thread_time_ns()
         for job, request, result in answered:
@@ -106,7 +103,7 @@ class Worker(threading.Thread):
         answered: list[tuple[Job[Any], Request, Result]] = []
         for job, request in requests:
             try:
-                with self._observing([(job, request)]):
+                with self._router.observing([(job, request)]):
                     result = self._execute_one(job, request)
                 answered.append((job, request, result))
             except BaseException as error:  # native engines raise panics that are no `Exception`
@@ -132,7 +129,7 @@ class Worker(threading.Thread):
                 return None
             documents += request.documents
         try:
-            with self._observing(requests):
+            with self._router.observing(requests):
                 results = tokenizer.encode(documents, options)
         except BaseException:
             return None
@@ -171,10 +168,6 @@ class Worker(threading.Thread):
             self.tally.row(job.model, job.route).count(len(encoded), request.n_bytes, n_tokens)
             if self._shadow.fraction:
                 self._shadow.sample(request, encoded)
-
-    def _observing(self, requests: list[Read]) -> AbstractContextManager[None]:
-        """What is encoded inside the context is an observation of what the CPU route costs."""
-        return self._router.observing(requests) if self._router else _NOTHING
 
     def _shares(self, jobs: Jobs) -> list[tuple[Work, float]]:
         """The rows that the CPU time of a round belongs to: by model, in proportion to its jobs."""

@@ -154,6 +154,7 @@ class Gate:
 
 
 def _with_retry_after(answer: Answer, error: BaseException) -> Answer:
-    if isinstance(error, OverloadError):
+    # A dialect may have said so itself.
+    if isinstance(error, OverloadError) and not any(name == b"retry-after" for name, _ in answer.headers):
         answer.headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
     return answer

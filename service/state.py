@@ -111,9 +111,10 @@ class Service:
         """Stop the threads; what is queued is finished first."""
         if self._ticker is not None:
             self._ticker.cancel()
-        self.dispatcher.close()
+        # What GPUs leave behind goes to the workers, so these end last.
         if self.gpus is not None:
             self.gpus.close()
+        self.dispatcher.close()
         self._background.shutdown(wait=False, cancel_futures=True)
 
     def _tick(self) -> None:

@@ -15,6 +15,7 @@ from dispatcher.job import Job
 from dispatcher.meter import ThreadClocks
 from dispatcher.options import DispatcherOptions
 from dispatcher.request import EncodedDocument, EncodeOptions
+from dispatcher.router import NoGpus, Router
 from dispatcher.shadow import ShadowCheck
 from dispatcher.work_queue import WorkQueue
 from dispatcher.worker import Worker
@@ -32,7 +33,8 @@ class Bench:
         self.handed_over: queue.SimpleQueue[list[Job[Any]]] = queue.SimpleQueue()
         self.shadow = ShadowCheck(shadow, ThreadClocks())
         self._slots = Admission(DispatcherOptions(max_in_flight=1_000_000))
-        self.worker = Worker(self.queue, self._deliver, self.shadow, "sidetok-worker-0")
+        router = Router("cpu", NoGpus(), self.queue, self._deliver, self.shadow, 1)
+        self.worker = Worker(self.queue, self._deliver, self.shadow, "sidetok-worker-0", router)
         self.worker.start()
 
     def job(self, *documents: str, tokenizer: FakeTokenizer | None = None, n_bytes: int = 1, **more: Any) -> FakeJob:
