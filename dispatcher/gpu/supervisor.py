@@ -131,6 +131,8 @@ class Supervisor:
         self._wake()
         if self._thread.is_alive():
             self._thread.join()
+        elif self._wake_fd >= 0:
+            self._end()
 
     def _add_engine(self, gpu: int) -> None:
         restarts = Restarts(self._options.gpu_restart_min_s, self._options.gpu_restart_max_s, self._uniform)

@@ -278,6 +278,16 @@ def test_no_gpus(watch: Any, monkeypatch: pytest.MonkeyPatch, gpus: str, reason:
     assert watched.supervisor.unserved(model().key) == reason
 
 
+def test_closed_without_a_start(tmp_path: Path) -> None:
+    """A supervisor that was never started leaves nothing behind either."""
+    gc.collect()
+    before = open_files()
+    watched = Watched(tmp_path, {}, {}, ("byte_bpe",))
+    watched.supervisor.close()
+    watched.supervisor.close()
+    assert open_files() == before
+
+
 def test_nothing_is_left_behind(watch: Any) -> None:
     """After `close` no process, thread, descriptor or memory is left, also in the middle of a start."""
     gc.collect()
