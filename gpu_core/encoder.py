@@ -25,8 +25,9 @@ from gpu_core.encoding import Encoding, Lease, PartResult, ResidentEncoding, Tim
 from gpu_core.errors import NoFreeContext
 from gpu_core.execution import Device, ExecutionContext
 from gpu_core.ladder import Ladder, Part, Plan
-from gpu_core.layout import FLAG_IDS, FLAG_NORMAL_FORM, FLAG_TOKEN_STARTS, REASON_NOT_NORMAL, REASONS
+from gpu_core.layout import FLAG_IDS, FLAG_NORMAL_FORM, FLAG_TOKEN_STARTS, REASON_NOT_NORMAL, REASON_TOO_LONG, REASONS
 from gpu_core.literals import device_literals
+from gpu_core.long_runs import LongRuns, NoSeam, long_runs_of
 from gpu_core.normal_form import Normalize, Rewriter
 from gpu_core.options import GpuOptions
 from gpu_core.safe_cut import Cuts, SafeCuts
@@ -51,7 +52,9 @@ def load(data: bytes, options: GpuOptions | None = None, normalize: Normalize | 
     # CuPy takes a second to import, and whoever has no GPU needs none of it.
     from gpu_core.device import CudaDevice
 
-    return Encoder(spec, CudaDevice(tables, options), options, normalize, cuts_of(spec, tables))
+    return Encoder(
+        spec, CudaDevice(tables, options), options, normalize, cuts_of(spec, tables), long_runs_of(spec, tables)
+    )
 
 
 @dataclass(slots=True)
@@ -76,16 +79,19 @@ class Encoder:
         options: GpuOptions,
         normalize: Normalize | None = None,
         cuts: Cuts | None = None,
+        long_runs: LongRuns | None = None,
     ) -> None:
         """Set up every size class, largest first; without memory for all of them, those that fit, and a warning.
 
         Documents that may not be in normal form are rewritten, see `gpu_core.normal_form`; `normalize`, the normalizer
         of the reference, is for those with characters on which this Python and the reference may differ.
-        `cuts`: see `bridge_cut.cuts_of`; by default those of a byte-level tokenizer.
+        `cuts`: see `bridge_cut.cuts_of`; by default those of a byte-level tokenizer. With `long_runs`, documents with a
+        pre-token that is too long are answered through pieces.
         """
         self.spec, self.device, self.options = spec, device, options
         self._rewriter = Rewriter(spec, normalize) if spec.normalizers == ("NFC",) else None
         self.cuts = cuts or SafeCuts(spec.pattern_family, device_literals(spec), bool(spec.normalizers))
+        self._long_runs = long_runs
         self._adaptive, self._spin = AdaptiveWait(), SpinWait()
         if options.wait == "adaptive":
             sharpen_sleep()
@@ -103,6 +109,8 @@ class Encoder:
         """
         flags = self._flags(count_only, token_starts)
         encoding = self._encode(documents, flags)
+        if encoding.needs_cpu and self._long_runs:
+            self._encode_pieces(self._long_runs, encoding, documents)
         # Positions would be those of the rewritten text.
         if encoding.needs_cpu and self._rewriter and not token_starts:
             self._encode_rewritten(self._rewriter, encoding, documents, flags)
@@ -180,16 +188,44 @@ class Encoder:
                 rewritten[document] = text
         if not rewritten:
             return
+        answer = self._encode_again(encoding, list(rewritten.values()), flags | FLAG_NORMAL_FORM)
+        if answer is not None:
+            encoding.adopt(list(rewritten), answer)
+
+    def _encode_pieces(self, long_runs: LongRuns, encoding: Encoding, documents: Sequence[bytes | memoryview]) -> None:
+        """Answer documents with a pre-token that is too long through pieces, as far as these fit together."""
+        shifts = {d: 0 for d, reason in encoding.needs_cpu.items() if reason == REASONS[REASON_TOO_LONG]}
+        while shifts:
+            texts = {document: bytes(documents[document]) for document in shifts}
+            cut = {d: pieces for d, text in texts.items() if (pieces := long_runs.cut(text, shifts[d]))}
+            rows = [text for document, pieces in cut.items() for text in pieces.texts(texts[document])]
+            answer = self._encode_again(encoding, rows, FLAG_IDS) if rows else None
+            if answer is None:
+                return
+            end, again = 0, {}
+            for document, pieces in cut.items():
+                first, end = end, end + len(pieces.starts)
+                places = range(first, end)
+                if not answer.needs_cpu.keys().isdisjoint(places):
+                    continue
+                try:
+                    encoding.put(document, *long_runs.join(pieces, [answer.ids(place) for place in places]))
+                except NoSeam as error:
+                    if error.shift and not shifts[document]:
+                        again[document] = error.shift
+            shifts = again
+
+    def _encode_again(self, encoding: Encoding, texts: list[bytes], flags: int) -> Encoding | None:
+        """Encode other texts for documents of a result; None when other results hold every context."""
         try:
-            answer = self._encode(list(rewritten.values()), flags | FLAG_NORMAL_FORM)
+            return self._encode(texts, flags)
         except NoFreeContext:
             # This call may hold what it needs now.
             encoding.detach()
-            try:
-                answer = self._encode(list(rewritten.values()), flags | FLAG_NORMAL_FORM)
-            except NoFreeContext:
-                return
-        encoding.adopt(list(rewritten), answer)
+        try:
+            return self._encode(texts, flags)
+        except NoFreeContext:
+            return None
 
     def _run(self, replay: _Replay, times: Times) -> Encoding:
         self._launch(replay, times)

@@ -72,6 +72,14 @@ class PartResult:
             self.token_starts = held(context.token_starts, lease)
             self.text_starts = context.document_starts[:n_documents].tolist()
 
+    @classmethod
+    def made_of(cls, ids: Ids, token_starts: Ids) -> PartResult:
+        """A part of one document that holds no context."""
+        part = cls.__new__(cls)
+        part.lease, part.ids, part.token_starts, part.text_starts = None, ids, token_starts, [0]
+        part.document_tokens = np.array([0, len(ids)], dtype=np.uint32)
+        return part
+
     def detach(self) -> None:
         """Copy the arrays, so that the context is free again."""
         self.document_tokens = self.document_tokens.copy()
@@ -168,6 +176,14 @@ class Encoding:
             del self.needs_cpu[document]
             pieces = [(0, place, 0)] if other._pieces is None else other._pieces[place]
             self._pieces[document] = [(n_parts + part, at, first) for part, at, first in pieces]
+
+    def put(self, document: int, ids: Ids, token_starts: Ids) -> None:
+        """Let a document that needs the CPU have these ids, and token starts in the document."""
+        if self._pieces is None:
+            self._pieces = [[(0, place, 0)] for place in range(self._n_documents)]
+        del self.needs_cpu[document]
+        self._pieces[document] = [(len(self.parts), 0, 0)]
+        self.parts.append(PartResult.made_of(ids, token_starts))
 
     def detach(self) -> None:
         """Copy what is still in the memory of execution contexts, and give these back."""

@@ -103,10 +103,10 @@ TABLES = np.dtype(
 
 EPOCH_SHIFT = 4
 """A word of `document_flags` is `(epoch << EPOCH_SHIFT | reason) & 0xFFFFFFFF`; any other epoch means "not flagged"."""
-REASON_NOT_NORMAL = 3
-"""The reason that a rewritten document may escape, see `gpu_core.normal_form`."""
+REASON_TOO_LONG, REASON_NOT_NORMAL = 1, 3
+"""What a second replay of other text may answer, see `gpu_core.long_runs` and `gpu_core.normal_form`."""
 REASONS = {
-    1: "a pre-token longer than the device handles",
+    REASON_TOO_LONG: "a pre-token longer than the device handles",
     2: "invalid UTF-8",
     REASON_NOT_NORMAL: "text that is not in normal form",
     4: "an added token with flags, or two that overlap",

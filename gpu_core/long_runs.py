@@ -1,0 +1,266 @@
+"""Documents with a pre-token that is too long for the device, answered through pieces that overlap.
+
+    document    x aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa y        one run of letters, blanks, punctuation, ...
+    pieces      x aaaaaaaaaaaaaaaa                          each is encoded as a document of its own
+                          aaaaaaaaaaaaaaaa
+                                  aaaaaaaaaaaaaaaa y
+    tokens      x|aaaa|aaaa|aaaa                            neighbours that have a token in common, at the same place,
+                          aaaa|aaaa|aa                      are joined behind it
+
+Why that is exact. (1) A piece that begins or ends inside a run has the pre-tokens of the document, but for the one that
+is cut; see `_cuts` for what "inside" means. (2) Merges of a pre-token never cross a border of its tokens, so that what
+lies on one side does not matter for the other: bytes between two borders have the same tokens by themselves. (3) If the
+last token of `a` and the first one of `b` stay two tokens when they are encoded together, then tokens(a + b) =
+tokens(a) + tokens(b): the first merge across the border would look the same with the two tokens alone. With a common
+token X between L and M: L X are neighbours in one piece, X M in the other, so both borders of X hold.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpu_core.classes import FAMILY_CLASSES, family_classes
+from gpu_core.layout import MAX_PRETOKEN
+from gpu_core.slots import ID_BITS
+from gpu_core.spec import TokenizerSpec
+from gpu_core.tables import Tables
+
+STEP = 256
+"""Bytes from one piece to the next. Tokens of equal characters have 2, 4, 8, ... of them and fall into step."""
+OVERLAP = 192
+"""Bytes that two neighbours share: room for a whole token of 128."""
+MIN_RUN = 320
+"""A shorter run is not cut; with what may stand before and behind it, a pre-token of it is short enough."""
+SEARCHED = 128
+"""Bytes from the beginning of a piece in which a common token may begin."""
+MARGIN = 64
+"""Bytes at both ends of a run in which no piece begins or ends: an added token may reach into it so far."""
+_LETTER, _NUMBER, _WHITE, _OTHER, _PUNCTUATION, _CJK, _OTHER_LETTER = range(1, 8)
+_KINDS = {
+    "letter": _LETTER,
+    "plain_space": _WHITE,
+    "blank": _WHITE,
+    "newline": _WHITE,
+    "other": _OTHER,
+    "punctuation": _PUNCTUATION,
+    "cjk": _CJK,
+}
+assert STEP + OVERLAP + MARGIN <= MAX_PRETOKEN
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Where the pieces of a document begin; each one ends `OVERLAP` or less behind the beginning of the next."""
+
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+    def texts(self, document: bytes) -> list[bytes]:
+        """The pieces themselves."""
+        return [document[start:end] for start, end in zip(self.starts.tolist(), self.ends.tolist(), strict=True)]
+
+
+class LongRuns:
+    """Cuts documents of one tokenizer into pieces, and joins the ids of the pieces."""
+
+    def __init__(self, spec: TokenizerSpec, tables: Tables) -> None:
+        family = spec.pattern_family
+        kinds = _KINDS | ({"number": _NUMBER} if family == "gpt2" else {})
+        by_code = np.array([kinds.get(name, 0) for name in FAMILY_CLASSES[family]], dtype=np.uint8)
+        self._kinds = by_code[family_classes(family)]
+        self._newlines = np.isin(np.arange(256), [0x0A, 0x0D])
+        self._has_newline_rule = family != "gpt2"
+        self._has_ascii_tails = family == "deepseek_v3"
+        if self._has_ascii_tails:
+            self._kinds[128:][self._kinds[128:] == _LETTER] = _OTHER_LETTER
+        literals = [re.escape(token.content.encode()) for token in spec.added_tokens]
+        self._literal = re.compile(b"|".join(literals)) if literals else None
+        self._lengths = _token_lengths(spec, tables)
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest token."""
+        return int(self._lengths.max(initial=0))
+
+    def cut(self, document: bytes, shift: int = 0) -> Pieces | None:
+        """Pieces without a long pre-token, the cuts `shift` bytes earlier; None if there is no long run."""
+        data = np.frombuffer(document, np.uint8)
+        kinds = self._kinds_of(document, data)
+        if kinds is None:
+            return None
+        cuts = [pair for run in _runs(kinds) for pair in self._cuts(data, kinds, *run, shift)]
+        if not cuts:
+            return None
+        starts, ends = np.array(cuts, dtype=np.int64).T
+        return Pieces(np.concatenate([[0], starts]), np.concatenate([ends, [len(document)]]))
+
+    def join(self, pieces: Pieces, ids: Sequence[NDArray[np.uint32]]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+        """Ids of the document, and where its tokens begin. Raises `NoSeam`."""
+        tokens = _Tokens.of(pieces, np.concatenate(ids), self._lengths, np.array([len(row) for row in ids]))
+        seams = _seams(pieces, tokens)
+        # Of each piece, the tokens from the seam before it to the one behind it.
+        lower = np.concatenate([tokens.first[:1], tokens.index_of(seams, slice(1, None))])
+        upper = np.concatenate([tokens.index_of(seams, slice(None, -1)), tokens.first[-1:]])
+        steps = np.zeros(len(tokens.ids) + 1, dtype=np.int8)
+        steps[lower] += 1
+        steps[upper] -= 1
+        kept = np.cumsum(steps[:-1], dtype=np.int8).view(np.bool_)
+        starts = tokens.place[kept] + np.repeat(tokens.offset, upper - lower)
+        return tokens.ids[kept], starts.astype(np.uint32)
+
+    def _kinds_of(self, document: bytes, data: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
+        """The kind of each byte's character; None if the document is no UTF-8."""
+        if document.isascii():
+            return self._kinds[data]
+        try:
+            codes = np.frombuffer(document.decode().encode("utf-32-le"), "<u4")
+        except UnicodeDecodeError:
+            return None
+        return np.repeat(self._kinds[codes], 1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF))
+
+    def _cuts(
+        self, data: NDArray[np.uint8], kinds: NDArray[np.uint8], begin: int, end: int, shift: int
+    ) -> list[tuple[int, int]]:
+        """Of a run: where pieces begin, and where the piece before each of these ends.
+
+        Inside a run of one kind, the split goes on to the end of the run wherever a piece begins, and up to the end of
+        a piece wherever that ends. Three things are left out:
+
+        * a run with an added token in it;
+        * DeepSeek: ASCII letters behind punctuation end where other letters begin, other ASCII letters do not;
+        * white space with line ends ends at the last one, so that a piece must end behind one; and behind punctuation,
+          the line ends at the beginning belong to that.
+        """
+        kind, before = kinds[begin], kinds[begin - 1] if begin else 0
+        if self._has_ascii_tails and kind == _LETTER and end < len(kinds) and kinds[end] == _OTHER_LETTER:
+            return []
+        if self._literal and self._literal.search(data[begin:end].tobytes()):
+            return []
+        last = end
+        newlines = np.zeros(0, np.int64)
+        if kind == _WHITE and self._has_newline_rule:
+            newlines = begin + np.flatnonzero(self._newlines[data[begin:end]])
+            if len(newlines):
+                if newlines[0] == begin and before in {_OTHER, _PUNCTUATION}:
+                    return []
+                last = int(newlines[-1]) + 1
+        starts = np.arange(begin + STEP - shift, last - OVERLAP - MARGIN, STEP)
+        stops = starts + OVERLAP
+        if len(newlines) and len(stops):
+            stops = newlines[np.searchsorted(newlines, stops) - 1] + 1
+        starts, stops = _leads(data, starts), _leads(data, stops)
+        if (stops - starts < OVERLAP // 2).any():
+            return []
+        return list(zip(starts.tolist(), stops.tolist(), strict=True))
+
+
+class NoSeam(Exception):
+    """Two neighbours have no token in common. With cuts `shift` bytes earlier they may; 0: there is no hope."""
+
+    def __init__(self, shift: int) -> None:
+        super().__init__(shift)
+        self.shift = shift
+
+
+def long_runs_of(spec: TokenizerSpec, tables: Tables) -> LongRuns | None:
+    """For tokenizers with pre-tokens, and whose entries all fit what two pieces share."""
+    if spec.pattern_family not in FAMILY_CLASSES or not spec.byte_level:
+        return None
+    long_runs = LongRuns(spec, tables)
+    return long_runs if long_runs.longest <= OVERLAP else None
+
+
+def _runs(kinds: NDArray[np.uint8]) -> list[tuple[int, int]]:
+    """Runs of bytes of one kind that are long enough to be cut."""
+    borders = np.concatenate([[0], np.flatnonzero(kinds[1:] != kinds[:-1]) + 1, [len(kinds)]])
+    is_long = (np.diff(borders) > MIN_RUN) & (kinds[borders[:-1]] > 0) if len(kinds) else np.zeros(0, bool)
+    return [(int(borders[i]), int(borders[i + 1])) for i in np.flatnonzero(is_long)]
+
+
+def _leads(data: NDArray[np.uint8], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The first byte of the character that each byte belongs to."""
+    for _ in range(3):
+        positions = positions - ((data[positions] & 0xC0) == 0x80)
+    return positions
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """The tokens of all pieces, one after the other. Places count the bytes of all pieces before."""
+
+    ids: NDArray[np.uint32]
+    place: NDArray[np.int32]
+    length: NDArray[np.int32]
+    offset: NDArray[np.int32]
+    """Of each piece: its positions in the document less its places."""
+    first: NDArray[np.int64]
+    """Of each piece: index of its first token; and the number of all."""
+
+    @classmethod
+    def of(
+        cls, pieces: Pieces, ids: NDArray[np.uint32], lengths: NDArray[np.int32], counts: NDArray[np.int64]
+    ) -> _Tokens:
+        """Raises `NoSeam` when the tokens are not as long as their pieces."""
+        own = lengths[ids]
+        ends = np.cumsum(own, dtype=np.int32)
+        first = np.concatenate([[0], np.cumsum(counts)])
+        base = np.concatenate([[0], np.cumsum(pieces.ends - pieces.starts)])
+        if not counts.all() or not np.array_equal(ends[first[1:] - 1], base[1:]):
+            raise NoSeam(0)
+        return cls(ids, ends - own, own, (pieces.starts - base[:-1]).astype(np.int32), first)
+
+    def index_of(self, positions: NDArray[np.int64], pieces: slice) -> NDArray[np.int64]:
+        """Index of the first token at or behind a position of the document, in each of these pieces."""
+        return np.searchsorted(self.place, (positions - self.offset[pieces]).astype(np.int32))
+
+
+def _seams(pieces: Pieces, tokens: _Tokens) -> NDArray[np.int64]:
+    """Behind a token that a piece and the next one have in common, for all pieces but the last. Raises `NoSeam`."""
+    # Tokens of the piece before, from where the next one begins; and the first ones of the next.
+    lower, upper = tokens.index_of(pieces.starts[1:], slice(None, -1)), tokens.first[1:-1]
+    own, own_end = upper, np.minimum(tokens.index_of(pieces.starts[1:] + SEARCHED, slice(1, None)), tokens.first[2:])
+    before, number = _ranges(lower, upper)
+    position = tokens.place[before] + tokens.offset[number]
+    token_at = np.zeros(int(pieces.ends[-1]), dtype=np.int32)
+    token_at[position] = before
+    after, number = _ranges(own, own_end)
+    position = tokens.place[after] + tokens.offset[number + 1]
+    other = token_at[position]
+    # Where the piece before has no token, there is 0, or what another piece has there.
+    is_common = (other >= lower[number]) & (other < upper[number]) & (tokens.ids[other] == tokens.ids[after])
+    found, at = np.unique(number[is_common], return_index=True)
+    if len(found) < len(pieces.starts) - 1:
+        piece = int(np.setdiff1d(np.arange(len(pieces.starts) - 1), found)[0])
+        cut = int(pieces.starts[piece + 1])
+        index = int(tokens.index_of(np.array([cut]), slice(piece, piece + 1))[0])
+        border = int(tokens.place[max(index - 1, 0)] + tokens.offset[piece])
+        raise NoSeam(cut - border)
+    common = after[is_common][at]
+    seams: NDArray[np.int64] = tokens.place[common] + tokens.length[common] + tokens.offset[1:].astype(np.int64)
+    return seams
+
+
+def _ranges(lower: NDArray[np.int64], upper: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """All numbers in these ranges, and the number of the range of each."""
+    counts = upper - lower
+    number = np.repeat(np.arange(len(counts)), counts)
+    firsts = np.cumsum(counts) - counts
+    return np.arange(len(number)) + (lower - firsts)[number], number
+
+
+def _token_lengths(spec: TokenizerSpec, tables: Tables) -> NDArray[np.int32]:
+    """Bytes of each token that the device may answer with, by id."""
+    lengths = np.zeros(spec.max_id + 1, dtype=np.int32)
+    short, long = tables.arrays["short_slots"], tables.arrays["long_slots"]
+    used = short[(short[:, 3] & 15) > 0]
+    lengths[used[:, 3] >> 4 & ((1 << ID_BITS) - 1)] = used[:, 3] & 15
+    used = long[long[:, 2] > 0]
+    lengths[used[:, 3]] = used[:, 2]
+    for token in spec.added_tokens:
+        lengths[token.id] = len(token.content.encode())
+    return lengths
