@@ -58,6 +58,14 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def name_of(pid: int) -> str:
+    """What a process calls itself; empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
 def _parent(process: Path) -> int | None:
     try:
         return int((process / "stat").read_text().rpartition(")")[2].split()[1])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from loadtest.schedule import Times
 from tests.benchmarks.dispatch_load import Load, documents_of
-from tests.benchmarks.dispatch_run import CountingTarget, Row, Trial
+from tests.benchmarks.dispatch_run import DRAIN_S, CountingTarget, Row, Trial
 from tests.gpu_core.device_data import Reference, window
 
 LONG_BYTES = 480_000
@@ -36,7 +36,10 @@ class Service(Protocol):
         """The service with that policy."""
 
     def engines(self) -> list[int]:
-        """Process ids of the engines that are ready now."""
+        """Process ids of the engines, up or not."""
+
+    def n_ready(self) -> int:
+        """Engines that take documents now."""
 
 
 class Bench:
@@ -58,18 +61,22 @@ class Bench:
 
 
 def long_documents(
-    bench: Bench, targets: Sequence[CountingTarget], rates: Sequence[int], seconds: float
+    bench: Bench,
+    targets: Sequence[CountingTarget],
+    rates: Sequence[int],
+    seconds: float,
+    n_samples: int = LONG_SAMPLES,
+    drain_s: float = DRAIN_S,
 ) -> Iterator[Row]:
     """Documents of 480 KB at growing rates; a target that does not keep up with one is not offered the next."""
     left = list(targets)
     for rate in rates:
         if not left or not bench.has_time():
             return
-        load = Load(rate, seconds, LONG_BYTES, LONG_BYTES, seed=rate)
-        trial = bench.trial(load, LONG_SAMPLES)
+        trial = bench.trial(Load(rate, seconds, LONG_BYTES, LONG_BYTES, seed=rate), n_samples)
         for target in tuple(left):
-            row = trial.run(target, bench.generator_cpus, offered_per_s=rate)
-            if row["achieved_per_s"] < KEPT_UP * rate:
+            row = trial.run(target, bench.generator_cpus, drain_s=drain_s, offered_per_s=rate)
+            if row["unanswered"] or row["achieved_per_s"] < KEPT_UP * rate:
                 left.remove(target)
             yield row
 
@@ -77,17 +84,18 @@ def long_documents(
 def huge_among_small(bench: Bench, target: CountingTarget) -> Iterator[Row]:
     """Bursts of a hundred documents of 2 KiB, then with one of 8 MiB in their midst: latency of the small ones."""
     for with_huge in (False, True):
-        documents, due_ns, is_small = _bursts(bench, with_huge)
+        documents, due_ns, is_small = bursts(bench, with_huge)
         trial = Trial(documents, due_ns, bench.reference, n_samples=32 if not with_huge else 0)
         yield trial.run(target, bench.generator_cpus, is_small, huge=with_huge)
 
 
-def _bursts(bench: Bench, with_huge: bool) -> tuple[list[bytes], Times, NDArray[np.bool_]]:
-    small = documents_of(Load(N_SMALL * N_BURSTS, 1.0, SMALL_BYTES, SMALL_BYTES, seed=5), bench.corpora)
+def bursts(bench: Bench, with_huge: bool, n_bursts: int = N_BURSTS) -> tuple[list[bytes], Times, NDArray[np.bool_]]:
+    """Documents, intended starts, and which of them are small."""
+    small = documents_of(Load(N_SMALL * n_bursts, 1.0, SMALL_BYTES, SMALL_BYTES, seed=5), bench.corpora)
     everything = b"\n".join(bench.corpora.values())
     documents: list[bytes] = []
     due_ns: list[int] = []
-    for burst in range(N_BURSTS):
+    for burst in range(n_bursts):
         begin_ns = burst * BURST_NS
         for k in range(N_SMALL):
             if with_huge and k == N_SMALL // 2:
@@ -123,20 +131,19 @@ class _Watch(threading.Thread):
         """See `threading.Thread`."""
         if self._stopped.wait(self._kill_after_s):
             return
-        engines = self._service.engines()
-        self._n_before = self._n_least = len(engines)
-        os.kill(engines[0], signal.SIGKILL)
+        self._n_before = self._n_least = self._service.n_ready()
+        os.kill(self._service.engines()[0], signal.SIGKILL)
         self._killed_ns = time.perf_counter_ns()
         used_at_ready = 0.0
         while not self._stopped.wait(LOOK_S):
-            now_ns = time.perf_counter_ns()
-            ready = self._service.engines()
-            self._n_least = min(self._n_least, len(ready))
-            if not self._noticed_ns and engines[0] not in ready:
-                self._noticed_ns = now_ns
-            elif self._noticed_ns and not self._ready_ns and len(ready) == self._n_before:
-                self._ready_ns, used_at_ready = now_ns, self._target.counters()["gpu_documents"]
-            elif self._ready_ns and not self._used_ns and self._target.counters()["gpu_documents"] > used_at_ready:
+            now_ns, n_ready = time.perf_counter_ns(), self._service.n_ready()
+            self._n_least = min(self._n_least, n_ready)
+            if not self._noticed_ns:
+                self._noticed_ns = now_ns if n_ready < self._n_before else 0
+            elif not self._ready_ns:
+                if n_ready == self._n_before:
+                    self._ready_ns, used_at_ready = now_ns, self._target.counters()["gpu_documents"]
+            elif not self._used_ns and self._target.counters()["gpu_documents"] > used_at_ready:
                 self._used_ns = now_ns
 
     def stop(self) -> None:

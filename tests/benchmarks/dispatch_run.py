@@ -143,7 +143,7 @@ def _counted(before: Counters, after: Counters, seconds: float) -> Row:
     grown = {name: after[name] - before.get(name, 0) for name in after}
     row: Row = {"counters": grown}
     if batches := grown.get("replays"):
-        row["documents_per_replay"] = grown["gpu_documents"] / batches
+        row["documents_per_replay"] = grown["replayed"] / batches
         row["replay_us"] = grown["replay_ns"] / batches / 1000
         row["gpu_busy"] = grown["replay_ns"] / 1e9 / seconds
     if answered := grown.get("gpu_documents", 0) + grown.get("cpu_documents", 0):
