@@ -28,6 +28,8 @@ class Api(Protocol):
     content_type: str
     ids_are_of_text: bool
     """Whether the ids are those of the text alone, so that the reference can tell what is right."""
+    wants_messages: bool
+    """Whether the pieces of a conversation matter; otherwise it is one text."""
 
     def body(self, kind: int, documents: Sequence[memoryview]) -> list[Buffer]:
         """The body of a request for documents of UTF-8; the pieces of a conversation lie end to end."""
@@ -55,6 +57,7 @@ class NativeOctets:
 
     content_type = "application/octet-stream"
     ids_are_of_text = True
+    wants_messages = False
 
     def __init__(self, model: str) -> None:
         self.path = "/v1/encode" + (f"?model={quote(model, safe='')}" if model else "")
@@ -87,6 +90,7 @@ class NativeMsgpack:
 
     content_type = "application/msgpack"
     ids_are_of_text = True
+    wants_messages = False
 
     def __init__(self, model: str) -> None:
         self.path = self.batch_path = "/v1/encode"
@@ -113,6 +117,7 @@ class NativeJson:
 
     content_type = "application/json"
     ids_are_of_text = True
+    wants_messages = False
 
     def __init__(self, model: str) -> None:
         self.path = self.batch_path = "/v1/encode"
@@ -139,6 +144,7 @@ class VllmTokenize:
 
     content_type = "application/json"
     ids_are_of_text = True
+    wants_messages = False
 
     def __init__(self, model: str) -> None:
         self.path = self.batch_path = "/tokenize"
@@ -158,6 +164,7 @@ class VllmRender:
 
     content_type = "application/json"
     ids_are_of_text = False
+    wants_messages = True
 
     def __init__(self, model: str) -> None:
         self.path = self.batch_path = "/v1/chat/completions/render"

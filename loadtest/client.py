@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from loadtest.api import Api
 from loadtest.connection import Connection, ConnectionClosed
-from loadtest.plan import BATCH, Plan
+from loadtest.plan import BATCH, CONVERSATION, Plan
 from loadtest.poller import READ, WRITE, Poller
 from loadtest.pool import Pool
 from loadtest.target import Target
@@ -139,9 +139,11 @@ class Client:
         return connection
 
     def _begin(self, connection: Connection, row: int) -> None:
-        kind = self._kind[row]
-        places = range(self._first[row], self._first[row + 1])
-        documents = [self._pool.data[self._start[k] : self._end[k]] for k in places]
+        kind, first, last = self._kind[row], self._first[row], self._first[row + 1] - 1
+        if kind == CONVERSATION and not self._api.wants_messages:
+            documents = [self._pool.data[self._start[first] : self._end[last]]]
+        else:
+            documents = [self._pool.data[self._start[k] : self._end[k]] for k in range(first, last + 1)]
         path = self._api.batch_path if kind == BATCH else self._api.path
         buffers = self._wire.request(path, self._api.content_type, self._api.body(kind, documents))
         self.record.sent_ns[row] = time.monotonic_ns() - self._start_ns

@@ -11,8 +11,8 @@ from loadtest.table import markdown_table, microseconds, number
 QUANTILES = ("p50", "p95", "p99")
 RATE_TOLERANCE = 0.02
 OWN_OPTIONS = {
-    "target", "api", "codec", "route", "model", "output", "server_pid", "tokenizer", "check", "check_bytes",
-    "rate", "find_saturation", "step_factor", "max_steps",
+    "target", "api", "codec", "route", "model", "output", "server_pid", "tokenizer", "check", "check_against",
+    "check_bytes", "rate", "find_saturation", "step_factor", "max_steps",
 }  # fmt: skip
 """Options that may differ without the requests of a step being others."""
 

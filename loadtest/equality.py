@@ -1,8 +1,9 @@
-"""Whether the ids that came over the wire are the reference's: `tokenizers` on the same file."""
+"""Whether the ids that came over the wire are right: those of `tokenizers` on the same file, or of another server."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,25 @@ from tokenizers import Tokenizer
 
 from dispatcher.embedded import embedded_tokenizer_json
 from gpu_core.errors import TokenizerFileError
-from loadtest.errors import BadOption
+from loadtest.api import Api, Ids
+from loadtest.errors import BadOption, TargetUnreachable, UnreadableAnswer
 from loadtest.observed import Observed
 from loadtest.plan import BATCH
 from loadtest.pool import Pool
+from loadtest.target import Target
+from loadtest.wire import Answer
+
+Ask = Callable[[int, list[memoryview]], list[Ids]]
+"""Gets a kind of request and its documents; the right ids of each. Raises `TargetUnreachable`, `UnreadableAnswer`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """The reference, or why there is none."""
+    """Who says what is right, or why nobody does."""
 
-    tokenizer: Tokenizer | None
+    ask: Ask | None
     reason: str
-    """Where the tokenizer comes from, or why nothing is checked."""
+    """Where the judgement comes from, or why nothing is checked."""
 
 
 def find_judge(file: str, served_digest: str | None, ids_are_of_text: bool) -> Judge:
@@ -33,19 +40,33 @@ def find_judge(file: str, served_digest: str | None, ids_are_of_text: bool) -> J
     Raises `BadOption` for a file that cannot be loaded, or that is not the one the server says it serves.
     """
     if not ids_are_of_text:
-        return Judge(None, "off: the ids are those of a rendered conversation")
+        return Judge(None, "off: the ids are those of a rendered conversation, and no --check-against is given")
     if file:
-        return _of_file(file, served_digest)
+        return Judge(_of_tokenizer(_load(file, served_digest)), "the file of --tokenizer")
     try:
         embedded = embedded_tokenizer_json()
     except TokenizerFileError:
         return Judge(None, "off: no --tokenizer, and the embedded model is not installed here")
     if served_digest != hashlib.sha256(embedded).hexdigest():
         return Judge(None, "off: no --tokenizer, and the server does not say that it serves the embedded model")
-    return Judge(Tokenizer.from_str(embedded.decode()), "the embedded tokenizer")
+    return Judge(_of_tokenizer(Tokenizer.from_str(embedded.decode())), "the embedded tokenizer")
 
 
-def _of_file(file: str, served_digest: str | None) -> Judge:
+def other_server(target: Target, api: Api) -> Judge:
+    """Another server that is asked the same, one request at a time, after the load."""
+
+    def ask(kind: int, documents: list[memoryview]) -> list[Ids]:
+        path = api.batch_path if kind == BATCH else api.path
+        body = b"".join(api.body(kind, documents))
+        status, answer, sections = target.post(path, api.content_type, body)
+        if status != 200:
+            raise UnreadableAnswer(f"{target} answers {status}")
+        return api.ids(kind, Answer(status, len(answer), sections, [answer]))
+
+    return Judge(ask, f"the answers of {target}")
+
+
+def _load(file: str, served_digest: str | None) -> Tokenizer:
     path = Path(file)
     path = path / "tokenizer.json" if path.is_dir() else path
     try:
@@ -56,21 +77,41 @@ def _of_file(file: str, served_digest: str | None) -> Judge:
         raise BadOption(f"--tokenizer {file}: cannot be loaded ({type(error).__name__})") from error
     if served_digest is not None and served_digest != hashlib.sha256(data).hexdigest():
         raise BadOption(f"--tokenizer {file}: is not the file that the server serves; their digests differ")
-    return Judge(tokenizer, "the file of --tokenizer")
+    return tokenizer
 
 
-def check(observed: Observed, pool: Pool, judge: Judge) -> dict[str, Any]:
-    """Compare the answers kept. Differences are counted by group; no text is repeated."""
+def _of_tokenizer(tokenizer: Tokenizer) -> Ask:
+    def ask(kind: int, documents: list[memoryview]) -> list[Ids]:
+        # The pieces of a conversation are one text.
+        texts = list(map(bytes, documents)) if kind == BATCH else [b"".join(documents)]
+        return [np.array(tokenizer.encode(text.decode()).ids, np.uint32) for text in texts]
+
+    return ask
+
+
+def check(
+    observed: Observed, pool: Pool, judge: Judge, progress: Callable[[int, int], None] = lambda n_done, n_all: None
+) -> dict[str, Any]:
+    """Compare the answers kept. Differences are counted by group; no text is repeated.
+
+    What the judge cannot answer counts as `n_unjudged`, neither right nor wrong.
+    """
     plan = observed.plan
-    if judge.tokenizer is None:
+    if judge.ask is None:
         return {"checked": False, "reference": judge.reason}
-    n_equal = 0
+    n_equal = n_unjudged = 0
     different: dict[str, int] = {}
-    for row, answered in observed.ids.items():
-        if _equal(judge.tokenizer, _texts(observed, pool, row), answered):
+    for n_done, (row, answered) in enumerate(observed.ids.items()):
+        progress(n_done, len(observed.ids))
+        group = plan.groups[plan.group[row]]
+        try:
+            right = judge.ask(int(plan.kind[row]), [pool.text(*place) for place in plan.documents(row)])
+        except (TargetUnreachable, UnreadableAnswer):
+            n_unjudged += 1
+            continue
+        if len(right) == len(answered) and all(map(np.array_equal, right, answered)):
             n_equal += 1
         else:
-            group = plan.groups[plan.group[row]]
             different[group] = different.get(group, 0) + 1
     asked = [group for k, group in enumerate(plan.groups) if not plan.refused[plan.group == k].any()]
     seen = {plan.groups[plan.group[row]] for row in observed.ids}
@@ -80,25 +121,9 @@ def check(observed: Observed, pool: Pool, judge: Judge) -> dict[str, Any]:
         "n_equal": n_equal,
         "n_different": sum(different.values()) + len(observed.unreadable),
         "n_unreadable": len(observed.unreadable),
+        "n_unjudged": n_unjudged,
         "n_tokens": int(sum(len(ids) for row in observed.ids.values() for ids in row)),
         "n_bytes": int(sum(plan.n_bytes[row] for row in observed.ids)),
         "different": different,
         "groups_not_checked": [group for group in asked if group not in seen],
     }
-
-
-def _texts(observed: Observed, pool: Pool, row: int) -> list[str]:
-    places = observed.plan.documents(row)
-    if observed.plan.kind[row] == BATCH:
-        return [str(pool.text(*place), "utf-8") for place in places]
-    # The pieces of a conversation lie end to end.
-    return [str(pool.text(places[0][0], sum(length for _, length in places)), "utf-8")]
-
-
-def _equal(tokenizer: Tokenizer, texts: list[str], answered: list[Any]) -> bool:
-    if len(texts) != len(answered):
-        return False
-    return all(
-        np.array_equal(np.array(tokenizer.encode(text).ids, np.uint32), ids)
-        for text, ids in zip(texts, answered, strict=True)
-    )

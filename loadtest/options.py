@@ -42,6 +42,7 @@ class LoadOptions:
         "", "tokenizer.json of the model, for the check of ids. Empty = the embedded one if it is served."
     )
     check: int = knob(200, "Answers of each step whose ids are compared with the reference.")
+    check_against: str = knob("", "Another server of the same API whose ids are right; instead of the reference.")
     check_bytes: int = knob(32 << 20, "Most text that is compared in each step.")
     neighbours: int = knob(
         0, "Busy processes (compiles and searches) beside the service, on the machine of the load test."

@@ -106,7 +106,8 @@ def _ids(equality: dict[str, Any]) -> str:
         return "not checked"
     if equality["n_different"]:
         return f"{equality['n_different']} WRONG of {equality['n_different'] + equality['n_equal']}"
-    return f"{equality['n_equal']} equal"
+    unjudged = f", {equality['n_unjudged']} unjudged" if equality.get("n_unjudged") else ""
+    return f"{equality['n_equal']} equal{unjudged}"
 
 
 def _notes(step: Step) -> list[str]:
@@ -125,6 +126,11 @@ def _notes(step: Step) -> list[str]:
         notes.append(f"ids were not compared with the reference ({equality['reference']})")
     elif equality["groups_not_checked"]:
         notes.append(f"{rate}/s: no ids compared in: {', '.join(equality['groups_not_checked'])}")
+    for name, group in step["groups"].items():
+        alone = step["groups"].get(f"{name.partition(' beside ')[0]} alone")
+        if " beside " in name and alone and alone["latency_us"] and group["latency_us"]:
+            ratios = [f"{q} {group['latency_us'][q] / alone['latency_us'][q]:.2f}x" for q in ("p50", "p99")]
+            notes.append(f"{rate}/s: {name} takes {' and '.join(ratios)} of what it takes alone")
     if step["neighbours"]:
         beside = step["neighbours"]
         notes.append(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.api import make_api
-from loadtest.equality import find_judge
+from loadtest.equality import find_judge, other_server
 from loadtest.errors import BadOption, TargetUnreachable
 from loadtest.hostile_texts import hostile_texts
 from loadtest.machine import load_average, machine_facts, versions
@@ -59,7 +59,10 @@ def run(name: str, options: LoadOptions, progress: Progress) -> dict[str, Any]:
     if options.api != "native" and not options.model:
         options = replace(options, model=str((server.model("") or {}).get("id", "")))
     api = make_api(options.api, options.codec, options.model)
-    judge = find_judge(options.tokenizer, server.digest(options.model), api.ids_are_of_text)
+    if options.check_against:
+        judge = other_server(parse_target(options.check_against), api)
+    else:
+        judge = find_judge(options.tokenizer, server.digest(options.model), api.ids_are_of_text)
     texts = read_texts(options.text, options.seed)
     rates = parse_rates(options.rate, scenario.rate * (options.gpus if scenario.per_gpu else 1))
     facts: dict[str, Any] = {

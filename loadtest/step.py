@@ -51,7 +51,7 @@ def plan_step(stage: Stage, rate: float) -> Plan:
     options = stage.options
     rng = np.random.default_rng((options.seed, int(rate * 1000)))
     plan = stage.scenario.plan(Setting(stage.dealer, options, stage.arrivals, rate, rng))
-    n_checked = options.check if stage.judge.tokenizer is not None else 0
+    n_checked = options.check if stage.judge.ask is not None else 0
     return with_sample(plan, n_checked, options.check_bytes, int(options.warm_up_s * 1e9), rng)
 
 
@@ -71,7 +71,11 @@ def run_step(stage: Stage, rate: float) -> Step:
     after, cpu_after = server_metrics.scrape(stage.target), cpu_time_s(stage.server_pids)
     observed = collect(plan, assignments)
     step: dict[str, Any] = {"rate": rate, **summarise(observed, options.warm_up_s, options.duration_s)}
-    step["equality"] = check(observed, stage.dealer.pool, stage.judge)
+    checking = f"{name}: ids compared"
+    step["equality"] = check(
+        observed, stage.dealer.pool, stage.judge, lambda n_done, n_all: stage.progress(checking, n_done, n_all)
+    )
+    stage.progress(checking, len(observed.ids), len(observed.ids))
     step["generator"] = generator.describe(efforts, len(plan))
     step["server"] = server_metrics.describe(before, after, int((observed.outcome > 0).sum()))
     step["server_process_cpu_us_per_request"] = (

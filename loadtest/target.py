@@ -14,6 +14,10 @@ from urllib.parse import urlsplit
 from loadtest.errors import BadOption, TargetUnreachable
 
 CONTROL_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 120.0
+"""For one answer outside of the load."""
+SECTIONS_HEADER = "X-Sidetok-Sections"
+"""Names the parts of an octet-stream answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +53,25 @@ class Target:
 
     def get(self, path: str) -> tuple[int, bytes]:
         """Status and body of a GET, on a connection of its own. Raises `TargetUnreachable`."""
-        connection = http.client.HTTPConnection(self.authority, timeout=CONTROL_TIMEOUT_S)
+        status, body, _ = self._ask("GET", path, None, {}, CONTROL_TIMEOUT_S)
+        return status, body
+
+    def post(self, path: str, content_type: str, body: bytes) -> tuple[int, bytes, str]:
+        """Status, body and sections header of a POST, on a connection of its own. Raises `TargetUnreachable`."""
+        return self._ask("POST", path, body, {"Content-Type": content_type}, ANSWER_TIMEOUT_S)
+
+    def _ask(
+        self, method: str, path: str, body: bytes | None, headers: dict[str, str], timeout_s: float
+    ) -> tuple[int, bytes, str]:
+        connection = http.client.HTTPConnection(self.authority, timeout=timeout_s)
         try:
             sock = self._socket()
-            sock.settimeout(CONTROL_TIMEOUT_S)
+            sock.settimeout(timeout_s)
             connection.sock = sock
             sock.connect(self._address)
-            connection.request("GET", path, headers={"Connection": "close"})
+            connection.request(method, path, body, {**headers, "Connection": "close"})
             answer = connection.getresponse()
-            return answer.status, answer.read()
+            return answer.status, answer.read(), answer.getheader(SECTIONS_HEADER, "")
         except (OSError, http.client.HTTPException) as error:
             raise TargetUnreachable(f"{self} does not answer: {type(error).__name__}: {error}") from error
         finally:

@@ -8,6 +8,9 @@ from typing import Protocol
 
 import httptools
 
+from loadtest.target import SECTIONS_HEADER
+
+SECTIONS = SECTIONS_HEADER.lower().encode()
 Buffer = bytes | memoryview
 
 
@@ -104,7 +107,7 @@ class HttpReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Of the parser."""
-        if name.lower() == b"x-sidetok-sections":
+        if name.lower() == SECTIONS:
             self._answer.sections = value.decode("latin-1")
 
     def on_body(self, data: bytes) -> None:

@@ -10,11 +10,14 @@ import pytest
 from tokenizers import Tokenizer
 
 from dispatcher.embedded import embedded_tokenizer_json
-from loadtest.equality import Judge, check, find_judge
+from loadtest.api import make_api
+from loadtest.equality import check, find_judge, other_server
 from loadtest.errors import BadOption
 from loadtest.observed import Observed
 from loadtest.plan import BATCH, PlanBuilder
 from loadtest.pool import Pool, write_pool
+from loadtest.target import parse_target
+from tests.loadtest.fake_server import Reply, faking, http
 from tests.loadtest.results import observed_of
 from tests.synthetic import SYNTHETIC
 
@@ -56,8 +59,8 @@ def answered(pool: Pool, reference: Tokenizer) -> Observed:
 def test_right_ids(file: Path, pool: Pool) -> None:
     """Ids of the reference, special tokens included, are equal."""
     judge = find_judge(str(file), None, True)
-    assert judge.tokenizer is not None
-    found = check(answered(pool, judge.tokenizer), pool, judge)
+    assert judge.ask is not None
+    found = check(answered(pool, Tokenizer.from_file(str(file))), pool, judge)
     assert (found["n_equal"], found["n_different"], found["groups_not_checked"]) == (2, 0, [])
     assert found["n_tokens"] > 0
 
@@ -65,8 +68,8 @@ def test_right_ids(file: Path, pool: Pool) -> None:
 def test_wrong_ids(file: Path, pool: Pool) -> None:
     """One id too many, another id, a document too few, an answer that cannot be read: all are wrong."""
     judge = find_judge(str(file.parent), None, True)
-    assert judge.tokenizer is not None
-    observed = answered(pool, judge.tokenizer)
+    assert judge.ask is not None
+    observed = answered(pool, Tokenizer.from_file(str(file)))
     observed.ids[0][0] = np.append(observed.ids[0][0], 1).astype(np.uint32)
     observed.ids[1].pop()
     observed.unreadable.append(1)
@@ -78,8 +81,8 @@ def test_wrong_ids(file: Path, pool: Pool) -> None:
 def test_groups_without_a_check_are_named(file: Path, pool: Pool) -> None:
     """A group of which no answer was compared does not pass silently."""
     judge = find_judge(str(file), None, True)
-    assert judge.tokenizer is not None
-    observed = answered(pool, judge.tokenizer)
+    assert judge.ask is not None
+    observed = answered(pool, Tokenizer.from_file(str(file)))
     del observed.ids[0]
     assert check(observed, pool, judge)["groups_not_checked"] == ["one"]
 
@@ -87,7 +90,7 @@ def test_groups_without_a_check_are_named(file: Path, pool: Pool) -> None:
 def test_the_embedded_model_is_its_own_judge() -> None:
     """A server that serves the embedded tokenizer, by its digest, is judged without any file."""
     judge = find_judge("", digest(embedded_tokenizer_json()), True)
-    assert judge.tokenizer is not None
+    assert judge.ask is not None
     assert judge.reason == "the embedded tokenizer"
 
 
@@ -95,7 +98,7 @@ def test_the_embedded_model_is_its_own_judge() -> None:
 def test_no_judge(served: str | None, of_text: bool, pool: Pool) -> None:
     """Without a reference the check is off, and says so."""
     judge = find_judge("", served, of_text)
-    assert judge.tokenizer is None
+    assert judge.ask is None
     observed = observed_of(PlanBuilder().build(), [], [])
     assert check(observed, pool, judge) == {"checked": False, "reference": judge.reason}
     assert judge.reason.startswith("off: ")
@@ -103,7 +106,7 @@ def test_no_judge(served: str | None, of_text: bool, pool: Pool) -> None:
 
 def test_files_that_are_no_judge(file: Path, tmp_path: Path) -> None:
     """A file that cannot be loaded, or is not the one that is served, is refused."""
-    assert find_judge(str(file), digest(file.read_bytes()), True).tokenizer is not None
+    assert find_judge(str(file), digest(file.read_bytes()), True).ask is not None
     with pytest.raises(BadOption, match="digests differ"):
         find_judge(str(file), "0" * 64, True)
     (tmp_path / "bad.json").write_text("{}")
@@ -116,5 +119,27 @@ def test_a_judge_needs_no_text_of_wrong_requests(pool: Pool, file: Path) -> None
     """A group that must be refused has no ids to check."""
     builder = PlanBuilder()
     builder.add("bad", np.array([0]), np.array([0]), np.array([10]), refused=True)
-    judge = Judge(Tokenizer.from_file(str(file)), "the file of --tokenizer")
+    judge = find_judge(str(file), None, True)
     assert check(observed_of(builder.build(), [1], [400]), pool, judge)["groups_not_checked"] == []
+
+
+def test_another_server_as_judge(file: Path, pool: Pool) -> None:
+    """A second server is asked the same; what it does not answer is neither right nor wrong."""
+    observed = answered(pool, Tokenizer.from_file(str(file)))
+    (single,), batch = observed.ids[0], observed.ids[1]
+    counts = np.array([len(ids) for ids in batch], "<u4")
+    packed = counts.tobytes() + b"".join(ids.tobytes() for ids in batch)
+    sections = f"X-Sidetok-Sections: counts=8,ids={len(packed) - 8}"
+
+    def script(number: int, body: bytes) -> Reply:
+        if body[:4] == (2).to_bytes(4, "little"):
+            return http(200, packed, sections)
+        return http(503, b"") if number == 0 else http(200, single.tobytes())
+
+    with faking(script) as server:
+        judge = other_server(parse_target(f"http://127.0.0.1:{server.port}"), make_api("native", "octet-stream", ""))
+        first, second = (check(observed, pool, judge) for _ in range(2))
+    gone = check(observed, pool, judge)
+    assert (first["n_equal"], first["n_different"], first["n_unjudged"]) == (1, 0, 1)
+    assert (second["n_equal"], second["n_different"], second["n_unjudged"]) == (2, 0, 0)
+    assert (gone["n_equal"], gone["n_different"], gone["n_unjudged"]) == (0, 0, 2)

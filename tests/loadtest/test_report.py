@@ -57,6 +57,14 @@ def test_what_a_report_does_not_hide() -> None:
         assert said in text, said
 
 
+def test_a_tail_that_does_not_hold() -> None:
+    """Groups beside something are set against the same alone."""
+    alone = step_of(100)["groups"]["books"]
+    beside = {**alone, "latency_us": {**alone["latency_us"], "p50": 150.0, "p99": 4000.0}}
+    step = step_of(100, groups={"short alone": alone, "short beside long": beside, "long": alone})
+    assert "short beside long takes p50 1.50x and p99 10.00x of what it takes alone" in markdown([result_of(step)])
+
+
 def test_files(tmp_path: Path) -> None:
     """What is written is read again; anything else is no result."""
     path = tmp_path / "r.json"

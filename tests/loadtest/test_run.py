@@ -77,6 +77,12 @@ def test_vllms_wire(name: str, service: ServiceProcess, home: Path) -> None:
     assert result["options"]["model"] == "small"
 
 
+def test_a_second_server_as_judge(service: ServiceProcess, home: Path) -> None:
+    """Ids may be compared with those of another server of the same API instead of the reference."""
+    step = assert_right(run_small("agent", service, home, check_against=f"http://127.0.0.1:{service.port}"))
+    assert step["equality"]["reference"].startswith("the answers of http://")
+
+
 def test_several_clients_and_steps(service: ServiceProcess, home: Path) -> None:
     """Rates are run in turn; client processes share each plan, and their effort is in the result."""
     result = run_small("short", service, home, rate="30,60", clients=2)
