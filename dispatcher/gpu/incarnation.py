@@ -90,8 +90,8 @@ class Incarnation:
         """Queue a group, and launch and fill what can be."""
         self._events.append((self.former.add, queue, group))
         self._pump()
-        while self._to_fill:
-            self._fill_next()
+        if self._to_fill:
+            self._fill_ready(group)
         if self._to_tell:
             self._tell()
 
@@ -204,13 +204,23 @@ class Incarnation:
             return
         finished: list[Group] = []
         for batch, completion in ended:
-            finished += self._reader.read(batch, completion)
+            try:
+                finished += self._reader.read(batch, completion)
+            except Exception as error:
+                self._lose_results(batch, error)
         self._pump()
         self._count(ended, self._clocks.wall())
         for group in finished:
             group.settled = True
             answer(group.on_done, group)
         self._turn_cpu_ns = self._clocks.cpu()
+
+    def _lose_results(self, batch: Batch, error: Exception) -> None:
+        """What an engine wrote makes no sense: it cannot be trusted any more."""
+        log.error("results of the GPU engine cannot be read", extra={"error": type(error).__name__})
+        with self._lock:
+            self._settle(batch, UNREADABLE)
+            self._end(ENGINE_LOST)
 
     def _count(self, ended: list[tuple[Batch, Completion]], now_ns: int) -> None:
         spent_ns = self._clocks.cpu() - self._turn_cpu_ns
@@ -229,13 +239,18 @@ class Incarnation:
             took_ns = now_ns - batch.launched_ns
             self._on_replay(Replay(batch.queue.key, group.kind, batch.n_bytes, batch.n_documents, took_ns, cpu))
 
-    def _fill_next(self) -> None:
-        """Fill the next reserved slot; of several threads, each takes another one."""
-        try:
-            batch = self._to_fill.popleft()
-        except IndexError:
-            return
-        self._fill(batch, 0, batch.n_bytes)
+    def _fill_ready(self, own: Group) -> None:
+        """Fill reserved slots, each by the thread that takes it; the long ones of others are left to the route's."""
+        while True:
+            try:
+                batch = self._to_fill[0]
+                if batch.n_bytes > STEP_BYTES and (batch.piece is None or batch.piece.group is not own):
+                    self.link.interrupt()
+                    return
+                batch = self._to_fill.popleft()
+            except IndexError:
+                return
+            self._fill(batch, 0, batch.n_bytes)
 
     def _fill_step(self) -> None:
         """The route's thread fills in steps, because completions may come meanwhile."""

@@ -20,6 +20,7 @@ from dispatcher.gpu.group import (
     Group,
 )
 from dispatcher.gpu.held_ids import HeldIds
+from dispatcher.gpu.link import Completion
 from dispatcher.gpu.route import NO_CUT, GpuRoute
 from gpu_core.ladder import SizeClass
 from tests.dispatcher.route_rig import MODEL, MS, US, EveryByte, Rig, check, cost_of, packed, texts
@@ -445,6 +446,44 @@ def test_what_is_no_text_falls_back() -> None:
     rig.run()
     assert rig.fallen == [(bad, UNREADABLE), (bad_large, UNREADABLE)]
     check(good)
+
+
+def test_results_that_make_no_sense_end_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+    """An engine that cannot be understood is not asked again; every group falls back once."""
+    rig = Rig(limits=RouteLimits(max_in_flight=1))
+    wait = rig.engine.wait
+
+    def wait_for_nonsense(timeout_s: float | None) -> list[Completion]:
+        completions = wait(timeout_s)
+        for completion in completions:
+            completion.slot.ids = None  # type: ignore[assignment]
+        return completions
+
+    rig.engine.wait = wait_for_nonsense  # type: ignore[method-assign]
+    first, second = rig.submit(b"one"), rig.submit(b"two")
+    rig.run()
+    assert rig.fallen == [(first, UNREADABLE), (second, ENGINE_LOST)]
+    assert not rig.route.ready
+    assert "cannot be read" in caplog.text
+
+
+def test_long_documents_are_not_filled_by_who_submits_short_ones() -> None:
+    """They are left to the thread of the route, which is woken for it and fills them in steps."""
+    rig = Rig(sizes=(SizeClass(4 * KIB, 512), SizeClass(4 << 20, 512)))
+    first = rig.submit(bytes(3 << 20))
+    rig.run()
+    rig.engine.is_hung = True
+    rig.submit(bytes(3 << 20))
+    third = rig.submit(bytes(3 << 20))
+    rig.engine.on_due = lambda: None
+    first.ids.clear()
+    rig.submit(b"short")
+    assert rig.route.is_filling
+    rig.engine.on_due = lambda: serve_due(rig.route)
+    rig.engine.is_hung = False
+    rig.run()
+    assert len(rig.done) == 4
+    check(third)
 
 
 def test_a_failing_callback_keeps_nobody_from_their_answer() -> None:
