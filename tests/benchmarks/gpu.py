@@ -24,10 +24,12 @@ import numpy as np
 
 from gpu_core.bpe_file import read_bpe_model
 from gpu_core.encoder import Encoder, load
+from gpu_core.encoding import Encoding
 from gpu_core.layout import FLAG_IDS
 from gpu_core.options import GpuOptions
 from gpu_core.spec import read_spec
 from gpu_core.transfer import TRANSFERS, Transfer
+from tests.benchmarks.cpu_engines import first_calls_ms
 from tests.benchmarks.gpu_decode import bench_decode
 from tests.gpu_core.device_data import DeviceData, Reference, window
 
@@ -298,14 +300,20 @@ def _replay_as(context: Any, transfer: Transfer, text: bytes, n_bytes: int, k: i
 
 
 def bench_worst(family: str, data: DeviceData, repeats: int) -> list[Row]:
-    """Worst cases beside a megabyte of books, on the device and for the CPU that takes what the device refuses."""
+    """Worst cases beside a megabyte of books: a replay, a call with second tries, and every CPU engine.
+
+    `needs_cpu` are the documents that the device still hands over, to the engines whose times stand beside.
+    """
     file = data.tokenizer_json(family)
     encoder = load(file, GpuOptions(size_classes_bytes=(1 << 20, 1 << 22)))
+    reference = Reference(file)
     literal = next((t.content.encode() for t in read_spec(file).added_tokens if not t.single_word), b"")
     rows = []
     batches = {"books": [window(data.corpus("books").encode(), 0, 1_000_000)]} | worst_cases(literal)
+    cpu = first_calls_ms(file, batches)
     for name, batch in batches.items():
         encoding = encoder.encode(batch)
+        _check_answers(encoding, reference, batch)
         row: Row = {
             "family": family,
             "input": name,
@@ -315,9 +323,24 @@ def bench_worst(family: str, data: DeviceData, repeats: int) -> list[Row]:
         del encoding
         row |= time_calls(encoder, [batch], max(10, repeats // 3))
         row["kernels_us"] = time_kernels(encoder, batch, 10)
+        row["encode_us"] = median_us([_timed_encode(encoder, batch) for _ in range(10)])
+        row |= {f"{engine}_ms": times[name] for engine, times in cpu.items()}
         rows.append(row)
         print(_line(row), flush=True)
     return rows
+
+
+def _check_answers(encoding: Encoding, reference: Reference, batch: Batch) -> None:
+    answered = [i for i in range(len(batch)) if i not in encoding.needs_cpu]
+    for i, ids in zip(answered, reference.ids([batch[i] for i in answered]), strict=True):
+        if not np.array_equal(encoding.ids(i), ids):
+            raise ValueError(f"document {i} of {len(batch)} differs")
+
+
+def _timed_encode(encoder: Encoder, batch: Batch) -> int:
+    begin = time.perf_counter_ns()
+    encoder.encode(batch).release()
+    return time.perf_counter_ns() - begin
 
 
 def _line(row: Row) -> str:
