@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -69,6 +70,12 @@ class EncodeRequest:
     is_batch: bool = False
     """The caller sent a list, so the answer is one, too."""
     route: Route = "auto"
+    utf8: Sequence[bytes | memoryview] | None = None
+    """The documents as they came, where they came as UTF-8; never looked at once the answer is there."""
+
+    def texts(self) -> Sequence[bytes | memoryview]:
+        """The documents as UTF-8. Raises `UnicodeEncodeError` for a lone surrogate."""
+        return [document.encode() for document in self.documents] if self.utf8 is None else self.utf8
 
 
 @dataclass(slots=True)

@@ -297,8 +297,8 @@ class Bundle:
     def group(self, kind: str) -> Group:
         """The documents as a group that tells this bundle. Raises `UnicodeEncodeError` for a lone surrogate."""
         first, options = self.jobs[0], self.requests[0].options
-        texts = [document.encode() for request in self.requests for document in request.documents]
         alone = len(self.jobs) == 1
+        texts = self.requests[0].texts() if alone else [text for request in self.requests for text in request.texts()]
         group = Group(
             self.requests[0].tokenizer.spec.digest,
             texts,

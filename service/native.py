@@ -63,9 +63,11 @@ class Encode:
         documents = (
             [text_of(item, f"text[{i}]") for i, item in enumerate(text)] if is_batch else [text_of(text, "text")]
         )
+        sent = text if is_batch else (text,)
+        utf8 = None if any(isinstance(item, str) for item in sent) else sent
         route = _route(fields, head)
         options = encode_options(tuple(fields.items()), self.count_only)
-        return EncodeRequest(model.name, model.ready_tokenizer, documents, options, len(body), is_batch, route)
+        return EncodeRequest(model.name, model.ready_tokenizer, documents, options, len(body), is_batch, route, utf8)
 
     def write(self, head: Head, request: Request, result: Result) -> Answer:
         """See `service.endpoint.Endpoint`."""

@@ -19,6 +19,8 @@ from tests.end_to_end.harness import LIMIT_S, ServiceProcess, Wire, encode, even
 from tests.engine_rig import engine_command, is_alive
 
 FLAGS = ("--gpus=0", "--gpu-classes-kib=4,64", "--gpu-contexts=2", "--gpu-restart-min=50ms", "--gpu-restart-max=200ms")
+CPU_TOLERANCE = 0.05
+"""The parts are read from thread clocks, one after the other; the time that the reading takes is the difference."""
 OTHER_WORDS = ("foxes", " caf\u00e9", " \u4f60\u597d", "\n\n", " 12345", "'s", " e\u0301", " <mask>")
 
 
@@ -282,3 +284,24 @@ def test_a_drain_with_batches_in_flight(folder: Path, model: str, reference: Ref
             assert (answer.status, answer.json["ids"]) == (200, reference.encode(text).ids)
         assert service.wait_exit() == 0
         eventually(lambda: not is_alive(pid))
+
+
+def cpu_s(service: ServiceProcess) -> tuple[float, float]:
+    """CPU time of the service process: of its parts, and as the system counts it."""
+    samples = service.metrics()
+    parts = samples["sidetok_host_cpu_seconds_total"]
+    own = sum(value for key, value in parts.items() if dict(key)["part"] != "engine")
+    return own, samples["process_cpu_seconds_total"][()]
+
+
+def test_cpu_time_adds_up_on_the_gpu_route(gpu_service: ServiceProcess, reference: Reference) -> None:
+    """Under load the sum of host CPU over the parts of this process is its CPU time, within the tolerance."""
+    load = Load(gpu_service, reference, route="gpu")
+    load.wait(20)
+    before = cpu_s(gpu_service)
+    threading.Event().wait(2.0)
+    after = cpu_s(gpu_service)
+    load.stop()
+    parts, process = (b - a for a, b in zip(before, after, strict=True))
+    assert process > 0.1
+    assert abs(parts - process) / process < CPU_TOLERANCE, (parts, process)
