@@ -2,7 +2,7 @@
 
 Both routes are predicted as if the work joined the end of their queues now:
 
-    CPU   backlog / workers, unless one is idle  +  documents * (fixed + byte * mean size)
+    CPU   backlog / workers, unless one is idle  +  wake-up  +  documents * (fixed + byte * mean size)
     GPU   rest of the replay under way           +  replay of the batch that the work would be in
 
 The faster one answers. When they are equal within 10 %, the one that takes less of the host's CPU does: it is kept
@@ -67,6 +67,8 @@ class CpuLoad(NamedTuple):
     """Workers that would begin at once."""
     waiting_bytes: int = 0
     waiting_documents: int = 0
+    start_ns: float = 0.0
+    """What an idle worker takes to begin; 0 when the choice is made on a worker, which goes on at once."""
 
 
 class Choice(NamedTuple):
@@ -132,7 +134,7 @@ def best_gpu(
 def cpu_completion_ns(n_documents: int, each: int, load: CpuLoad, cost: RouteCost) -> float:
     """Predicted nanoseconds until documents of `each` bytes are encoded by one worker."""
     at = cost.time.at
-    run_ns = n_documents * at(each)
+    run_ns = load.start_ns + n_documents * at(each)
     if load.n_idle > 0:
         return run_ns
     waiting = load.waiting_documents

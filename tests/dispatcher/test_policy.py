@@ -94,6 +94,13 @@ def test_a_busy_cpu_route_is_left() -> None:
     assert choose(cpu, gpu, load=CpuLoad(4, 0, 40_000, 10)).route == GPU
 
 
+def test_waking_a_worker_takes_time() -> None:
+    """Who is no worker counts it, too."""
+    cpu, gpu = cost(50, 50), cost(80, 50)
+    assert choose(cpu, gpu, load=CpuLoad(4, 4, start_ns=20 * US)).route == CPU
+    assert choose(cpu, gpu, load=CpuLoad(4, 4, start_ns=60 * US)).route == GPU
+
+
 def test_a_busy_gpu_is_left() -> None:
     """The rest of its replay counts, and batches that are full already."""
     cpu, gpu = cost(100, 50), cost(60, 50)
