@@ -28,7 +28,7 @@ BATCHES = [
     [TEXT],
     [window(TEXT, 0, 58 * k) for k in range(40)],
     [TEXT + b" " + TEXT],
-    [b"x" * 600, b"fine"],
+    [b"=" + b"\n" * 600, b"x" * 600, b"fine"],
     [],
 ]
 
