@@ -1,7 +1,7 @@
 """Where the arrays of an execution context lie in its block of pinned memory and its block of device memory.
 
 pinned   completion │ document_starts │ header │ text │ ids │ token_starts │ document_tokens
-device   control │ document_flags │ tile_states │ and copies of all the others but the completion
+device   control │ document_flags │ tile_states │ fetched │ arrived │ and copies of all the others but the completion
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gpu_core.layout import Buffer, workspace
 ALIGNMENT = 256
 _SHARED = ("header", "document_starts", "text", "ids", "token_starts", "document_tokens")
 _PINNED = ("completion", *_SHARED)
-_DEVICE = ("control", "document_flags", "tile_states", *_SHARED)
+_DEVICE = ("control", "document_flags", "tile_states", "fetched", "arrived", *_SHARED)
 
 
 @dataclass(frozen=True, slots=True)

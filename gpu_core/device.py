@@ -1,6 +1,6 @@
 """The GPU through CuPy: memory, kernels, capture and replay. The only file that imports CuPy.
 
-    capture   [fetch] ─► encode        once for each transfer
+    capture   encode        once for each transfer; twice if text is fetched, because two replays take turns
     replay    header into pinned memory, launch; the last block writes the epoch to a completion word in pinned memory
 
 A context belongs to the thread that uses it, and has a stream of its own: replays of two contexts overlap.
@@ -22,11 +22,22 @@ from gpu_core.decode_tables import DecodeTables
 from gpu_core.errors import DeviceFault, DeviceUnavailable
 from gpu_core.execution import ExecutionContext, OutOfDeviceMemory, reasons_of
 from gpu_core.ladder import SizeClass
-from gpu_core.layout import BATCH, COMPLETION, EPOCH_SHIFT, HEADER, KERNELS, kernel_directory, n_tiles
+from gpu_core.layout import (
+    BATCH,
+    CHUNK,
+    COMPLETION,
+    EPOCH_SHIFT,
+    FETCHED,
+    HEADER,
+    KERNELS,
+    MAX_FETCHERS,
+    kernel_directory,
+    n_tiles,
+)
 from gpu_core.options import GpuOptions
 from gpu_core.record import source_digest
 from gpu_core.tables import Tables
-from gpu_core.transfer import FAR, FAR_RESIDENT, TRANSFERS, Transfer, choose
+from gpu_core.transfer import FAR_RESIDENT, TRANSFERS, Transfer, choose
 
 try:
     import cupy
@@ -34,10 +45,6 @@ try:
 except ImportError:
     cupy = driver = runtime = None
 
-FETCH_THREADS = 512
-FETCH_BYTES_PER_BLOCK = 16 << 10
-"""A class gets a block of `fetch` for so many bytes of text, up to `MAX_FETCH_BLOCKS`."""
-MAX_FETCH_BLOCKS = 132
 FIRST_BYTES = 256 << 10
 """Blocks of contexts up to this size are scheduled before those of larger ones that wait for a multiprocessor."""
 _INPUTS = ("header", "document_starts", "text")
@@ -102,7 +109,7 @@ class CudaDevice:
         self.options = options
         self._memory = _upload(tables.arrays)
         self.tables = tables.struct({name: memory.ptr for name, memory in self._memory.items()})
-        self.kernels, self._modules = _compile(tables.defines, ("encode", "fetch"))
+        self.kernels, self._modules = _compile(tables.defines, ("encode",))
 
     @property
     def description(self) -> dict[str, str]:
@@ -162,13 +169,15 @@ class CudaContext:
         if device.options.wait == "block":
             self._event = cupy.cuda.Event(block=True, disable_timing=True)
         self.stream.synchronize()
-        self._launches = {transfer: self._nodes(transfer) for transfer in TRANSFERS}
-        self._graphs = {} if device.options.eager else {transfer: self._capture(transfer) for transfer in TRANSFERS}
-        self._executables = {transfer: graph.graphExec for transfer, graph in self._graphs.items()}
+        self._n_fetched = 0
+        ways = [(transfer, turn) for transfer in TRANSFERS for turn in ((0, 1) if transfer.text == "fetched" else (0,))]
+        self._launches = {way: self._encode(self._batch(*way)) for way in ways}
+        self._graphs = {} if device.options.eager else {way: self._capture(way) for way in self._launches}
+        self._executables = {way: graph.graphExec for way, graph in self._graphs.items()}
         self.n_graphs = len(self._graphs)
-        for transfer in TRANSFERS:
-            # Once on an empty batch, so that nothing is left to load.
-            self.launch_as(transfer, 0, 0, 0)
+        for way in ways:
+            # Once on an empty batch, so that nothing is left to load; those that fetch take turns by themselves.
+            self.launch_as(way[0], 0, 0, 0)
             self.stream.synchronize()
             self.alive()
 
@@ -180,11 +189,16 @@ class CudaContext:
         """The same with a transfer of the caller's choice, for measurements."""
         self._epoch += 1
         self._pack_header(self._header, 0, self._epoch, n_bytes, n_documents, flags, 0)
+        turn = 0
+        if transfer.text == "fetched":
+            self._n_fetched += 1
+            turn = self._n_fetched & 1
+        way = transfer, turn
         try:
             if self._executables:
-                runtime.graphLaunch(self._executables[transfer], self._stream)
+                runtime.graphLaunch(self._executables[way], self._stream)
             else:
-                self._run(self._launches[transfer])
+                self._run(self._launches[way])
             if self._event is not None:
                 self._event.record(self.stream)
         except (runtime.CUDARuntimeError, driver.CUDADriverError) as error:
@@ -195,11 +209,16 @@ class CudaContext:
         begin, end = cupy.cuda.Event(), cupy.cuda.Event()
         self._epoch += 1
         self._pack_header(self._header, 0, self._epoch, n_bytes, n_documents, flags, 0)
-        fetch, encode = self._launches[FAR_RESIDENT]
         # Several times, so that the device is busy until all that is timed has been launched.
-        self._run([fetch] * 16)
+        for name in _INPUTS * 8:
+            here, there = self._address("pinned", name), self._address("device", name)
+            n_live = n_bytes if name == "text" else 4 * (n_documents + 1) if name != "header" else HEADER.itemsize
+            runtime.memcpyAsync(there, here, n_live, runtime.memcpyHostToDevice, self._stream)
+        batch = self._batch(FAR_RESIDENT, 0)
+        batch["header"], batch["n_fetchers"] = self._address("device", "header"), 0
+        encode = self._encode(batch)
         begin.record(self.stream)
-        self._run([encode])
+        self._run(encode)
         end.record(self.stream)
         end.synchronize()
         return float(cupy.cuda.get_elapsed_time(begin, end)) * 1000
@@ -248,35 +267,27 @@ class CudaContext:
         memory = cupy.cuda.UnownedMemory(self._address("device", name), max(length, 1) * 4, owner)
         return cupy.ndarray((length,), dtype=np.uint32, memptr=cupy.cuda.MemoryPointer(memory, 0))
 
-    def _capture(self, transfer: Transfer) -> Any:
-        """The graph of one transfer."""
+    def _capture(self, way: tuple[Transfer, int]) -> Any:
+        """The graph of one transfer and turn."""
         with self.stream as stream:
             stream.begin_capture()
-            self._run(self._launches[transfer])
+            self._run(self._launches[way])
             graph = stream.end_capture()
         graph.upload(self.stream)
         return graph
 
-    def _nodes(self, transfer: Transfer) -> list[Launch]:
-        """The kernels of a replay, in order, with their parameters."""
-        kernels, capacity = self._device.kernels, self.size.capacity
-        encode = _launch_of(
-            kernels["encode"], n_tiles(capacity), KERNELS[0].threads, self._device.tables, self._batch(transfer)
-        )
-        if transfer not in {FAR, FAR_RESIDENT}:
-            return [encode]
-        blocks = max(1, min(MAX_FETCH_BLOCKS, capacity // FETCH_BYTES_PER_BLOCK))
-        addresses = [self._address(where, name) for name in _INPUTS for where in ("pinned", "device")]
-        return [_launch_of(kernels["fetch"], blocks, FETCH_THREADS, np.array(addresses, dtype=np.uint64)), encode]
+    def _encode(self, batch: NDArray[Any]) -> Launch:
+        """The kernel of a replay with its parameters."""
+        kernel, blocks = self._device.kernels["encode"], int(batch["n_fetchers"]) + n_tiles(self.size.capacity)
+        return _launch_of(kernel, blocks, KERNELS[0].threads, self._device.tables, batch)
 
-    def _run(self, launches: list[Launch]) -> None:
-        for kernel, blocks, threads, parameters, _structs in launches:
-            pointer = ctypes.addressof(parameters)
-            driver.launchKernel(kernel, blocks, 1, 1, threads, 1, 1, 0, self._stream, pointer, 0)
+    def _run(self, launch: Launch) -> None:
+        kernel, blocks, threads, parameters, _structs = launch
+        driver.launchKernel(kernel, blocks, 1, 1, threads, 1, 1, 0, self._stream, ctypes.addressof(parameters), 0)
 
-    def _batch(self, transfer: Transfer) -> NDArray[Any]:
-        """The struct `Batch` of one transfer."""
-        where = dict.fromkeys(BATCH.names or (), "device") | {"completion": "pinned"}
+    def _batch(self, transfer: Transfer, turn: int) -> NDArray[Any]:
+        """The struct `Batch` of one transfer. Replays that fetch text take turns with two places for their header."""
+        where = dict.fromkeys(self._arena.lengths, "device") | {"completion": "pinned", "header": "pinned"}
         if transfer.text == "mapped":
             where |= dict.fromkeys(_INPUTS, "pinned")
         if transfer.results == "mapped":
@@ -284,6 +295,13 @@ class CudaContext:
         batch = np.zeros((), dtype=BATCH)
         for name, place in where.items():
             batch[name] = self._address(place, name)
+        if transfer.text == "fetched":
+            batch["n_fetchers"] = min(MAX_FETCHERS, -(-self.size.capacity // CHUNK))
+            batch["far_text"] = self._address("pinned", "text")
+            batch["far_document_starts"] = self._address("pinned", "document_starts")
+            half = MAX_FETCHERS * FETCHED.itemsize
+            places = [self._address("device", "fetched") + half * k for k in (turn, 1 - turn)]
+            batch["fetched"], batch["next_fetched"] = places
         return batch
 
     def _address(self, where: str, name: str) -> int:

@@ -30,6 +30,13 @@ MAX_CAPACITY = (1 << 26) - (1 << 16)
 MAX_WALK = 1 << 20
 """Bytes that a block looks beyond its window for the start of a run of digits, or the end of a run of blanks."""
 
+CHUNK = 8192
+"""Bytes that a block copies at a time."""
+MAX_FETCHERS = 32
+"""Blocks of a replay that copy."""
+ARRIVED_STRIDE = 16
+"""Words from a chunk's epoch to the next one's."""
+
 FLAG_IDS = 1
 """Header flag: write ids. Without it the replay only counts."""
 FLAG_TOKEN_STARTS = 2
@@ -51,6 +58,9 @@ COMPLETION = np.dtype([("epoch", "<u8"), ("n_tokens", "<u4"), ("any_flagged", "<
 CONTROL = np.dtype([("flag_epoch", "<u8"), ("blocks_done", "<u4"), ("reserved", "<u4")])
 """Zeroed once. `flag_epoch` equals the header's epoch when a document of this replay needs the CPU."""
 
+FETCHED = np.dtype([("epoch", "<u8"), ("sizes", "<u8"), ("reserved", "<u8", (14,))])
+"""The header as blocks that fetch hand it on; 0 until it is there. The replay before the one that uses it clears it."""
+
 _POINTER = "<u8"
 BATCH = np.dtype(
     [
@@ -64,9 +74,20 @@ BATCH = np.dtype(
         ("tile_states", _POINTER),
         ("control", _POINTER),
         ("completion", _POINTER),
+        ("fetched", _POINTER),
+        ("arrived", _POINTER),
+        ("next_fetched", _POINTER),
+        ("far_text", _POINTER),
+        ("far_document_starts", _POINTER),
+        ("n_fetchers", "<u4"),
+        ("reserved", "<u4"),
     ],
 )
-"""Addresses of one execution context, fixed at capture. See `workspace` for sizes; `completion` may be 0."""
+"""Addresses of one execution context, fixed at capture. See `workspace` for sizes; `completion` may be 0.
+
+With `n_fetchers`, so many blocks more than there are tiles begin by copying text and document starts from the far
+addresses. `fetched` and `next_fetched` are the two halves of one buffer, and change places with every such replay.
+"""
 
 TABLES = np.dtype(
     [
@@ -130,7 +151,7 @@ class Kernel:
 KERNELS = (Kernel("encode", "encode.cu", ("TABLES", "BATCH"), THREADS),)
 """The nodes of one replay, in order.
 
-The grid of `encode` is `n_tiles(capacity)` blocks; blocks beyond the live bytes exit at once.
+The grid of `encode` is `n_fetchers + n_tiles(capacity)` blocks; blocks beyond the live bytes exit at once.
 """
 
 
@@ -148,6 +169,11 @@ class Buffer:
     def n_bytes(self) -> int:
         """Size in bytes."""
         return self.length * np.dtype(self.dtype).itemsize
+
+
+def n_chunks(capacity: int, max_documents: int) -> int:
+    """Chunks of text and of document starts that the largest batch is fetched in."""
+    return -(-capacity // CHUNK) + -(-4 * (max_documents + 1) // CHUNK)
 
 
 def n_tiles(n_bytes: int) -> int:
@@ -173,6 +199,8 @@ def workspace(capacity: int, max_documents: int, token_starts: bool) -> tuple[Bu
         Buffer("tile_states", "<u8", n_tiles(capacity), zeroed=True),
         Buffer("control", "u1", CONTROL.itemsize, zeroed=True),
         Buffer("completion", "u1", COMPLETION.itemsize, zeroed=True),
+        Buffer("fetched", "u1", 2 * MAX_FETCHERS * FETCHED.itemsize, zeroed=True),
+        Buffer("arrived", "<u8", ARRIVED_STRIDE * n_chunks(capacity, max_documents), zeroed=True),
     )
 
 

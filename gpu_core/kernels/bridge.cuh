@@ -164,6 +164,7 @@ __device__ __forceinline__ u32 stop_in(const uint4& bytes, u32 item, u32 at, u32
 // How many characters of a run stand before a place of the text, which is in it; NOT_FOUND beyond MAX_WALK. By one warp.
 __device__ __forceinline__ u32 characters_before(const Batch& batch, const Job& job, u32 at, u32 bytes, u32 width) {
     u32 floor = 0;
+    await_text(batch, job.epoch, job.n_bytes, job.n_documents, 0, at);
     if (job.n_documents > 1) {
         floor = batch.document_starts[first_from(batch.document_starts, job.n_documents, at) - 1];
     }

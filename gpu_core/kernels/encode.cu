@@ -70,16 +70,27 @@ __device__ __forceinline__ void list_pretokens(Shared& sh, const Batch& batch, c
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) encode(const Tables t, const Batch batch) {
     __shared__ Shared sh;
+    if (blockIdx.x < batch.n_fetchers) return fetch_chunks(batch);
     Job job;
-    // One load for what every block needs at once: the header may lie on the other side of the bus.
-    const uint4 header = *reinterpret_cast<const uint4*>(batch.header);
-    job.n_bytes = header.z;
-    job.tile = blockIdx.x;
+    job.tile = blockIdx.x - batch.n_fetchers;
+    if (batch.n_fetchers) {
+        if (threadIdx.x == 0) sh.header = await_header(batch);
+        __syncthreads();
+        const Header header = sh.header;
+        job.n_bytes = header.n_bytes;
+        job.n_documents = header.n_documents;
+        job.flags = header.flags;
+        job.epoch = header.epoch;
+    } else {
+        // One load for what every block needs at once: the header may lie on the other side of the bus.
+        const uint4 header = *reinterpret_cast<const uint4*>(batch.header);
+        job.n_bytes = header.z;
+        job.n_documents = header.w;
+        job.flags = batch.header->flags;
+        job.epoch = static_cast<u64>(header.y) << 32 | header.x;
+    }
     const u32 n_tiles = max(1u, (job.n_bytes + TILE - 1) / TILE);
     if (job.tile >= n_tiles) return;
-    job.n_documents = header.w;
-    job.flags = batch.header->flags;
-    job.epoch = static_cast<u64>(header.y) << 32 | header.x;
     job.tile_start = static_cast<int>(job.tile * TILE);
 
     split_tile(sh, t, batch, job);

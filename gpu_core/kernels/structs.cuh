@@ -49,6 +49,12 @@ struct Control {
     u32 reserved;
 };
 
+// The header as it goes from block to block: epoch, and 1 << 63 | flags << 52 | n_documents << 26 | n_bytes.
+struct Fetched {
+    u64 epoch, sizes;
+    u64 reserved[14];
+};
+
 struct Batch {
     const Header* header;
     const u8* text;
@@ -60,6 +66,14 @@ struct Batch {
     u64* tile_states;
     Control* control;
     Completion* completion;
+    // The rest serves blocks that fetch, see fetch.cuh. Without them text and document starts are read where they lie.
+    Fetched* fetched;  // one for each of the blocks
+    u64* arrived;      // epochs by chunk
+    Fetched* next_fetched;
+    const u8* far_text;
+    const u32* far_document_starts;
+    u32 n_fetchers;
+    u32 reserved;
 };
 
 // Odd factors for the words of a key, one set for each of its two slots, and 32 - the bits of a slot number.

@@ -102,6 +102,7 @@ __device__ __forceinline__ u32 leaps_left(const Tables& t, const Batch& batch, c
         may_be_literal |= (__ldg(&t.ascii[byte]) & 0x80) && are_members(byte * 0x01010101u, run);
     }
     if (__any_sync(FULL, may_be_literal)) return 0;
+    await_text(batch, job.epoch, job.n_bytes, job.n_documents, 0, end);
     int floor = 0;  // a border, which is left for a window to see
     if (job.n_documents > 1) {
         floor = batch.document_starts[first_from(batch.document_starts, job.n_documents, end) - 1];

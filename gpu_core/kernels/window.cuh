@@ -6,6 +6,7 @@
 //   one      0 0 0 1 0 0 0 0          an apostrophe that a one-byte contraction follows
 #pragma once
 
+#include "fetch.cuh"
 #include "hash.cuh"
 #include "search.cuh"
 
@@ -67,6 +68,7 @@ struct Shared {
     u32 any_candidate, any_run;
     u32 first_document;
     Walk walk;
+    Header header;
     u32 n_pretokens;
     u32 base, n_tokens;
 };
@@ -127,6 +129,13 @@ __device__ __forceinline__ u32 load_word(const Batch& batch, const Job& job, int
 
 // Bytes of the window, cleared planes, and the borders between documents. Ends with a barrier.
 __device__ __forceinline__ void load_window(Shared& sh, const Batch& batch, const Job& job, int window_start) {
+    if (batch.n_fetchers) {
+        // What is looked for beyond the own window may lie anywhere.
+        bool own = job.is_own(window_start);
+        int from = own ? window_start : 0, to = own ? window_start + static_cast<int>(WINDOW) + 4 : job.n_bytes;
+        if (warp_id() == 0) await_text(batch, job.epoch, job.n_bytes, job.n_documents, from, to);
+        __syncthreads();
+    }
     sh.text[threadIdx.x] = load_word(batch, job, window_start + static_cast<int>(threadIdx.x) * 4);
     // A character may reach out of the window.
     if (threadIdx.x == 32) sh.text[WINDOW / 4] = load_word(batch, job, window_start + static_cast<int>(WINDOW));

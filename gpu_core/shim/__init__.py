@@ -93,11 +93,21 @@ class HostPipeline:
         self._batch_struct = np.zeros((), dtype=layout.BATCH)
         for name, array in self.buffers.items():
             self._batch_struct[name] = array.ctypes.data
+        self._far = {buffer.name: _aligned(buffer) for buffer in buffers if buffer.name in {"text", "document_starts"}}
+        self._n_fetched_replays = 0
 
-    def encode(self, documents: list[bytes], *, flags: int = 3, backwards: bool = False) -> BatchResult:
-        """One replay. `backwards` runs the threads of a block in the opposite order."""
+    def encode(
+        self, documents: list[bytes], *, flags: int = 3, backwards: bool = False, n_fetchers: int = 0
+    ) -> BatchResult:
+        """One replay. `backwards` runs the threads of a block in the opposite order.
+
+        With `n_fetchers` blocks that fetch, text and document starts lie in other memory at first.
+        """
         starts = self.fill(documents, flags)
-        n_blocks = layout.n_tiles(self.capacity)
+        if n_fetchers:
+            self._send_away()
+        self._batch_struct["n_fetchers"] = n_fetchers
+        n_blocks = n_fetchers + layout.n_tiles(self.capacity)
         self.library.sidetok_encode(
             self._pointer(self._table_struct), self._pointer(self._batch_struct), n_blocks, backwards
         )
@@ -148,8 +158,20 @@ class HostPipeline:
         header[0] = (self.epoch, len(text), len(documents), flags, 0)
         return starts
 
+    def _send_away(self) -> None:
+        """Move the text and the document starts to where a replay has to fetch them from."""
+        for name, far in self._far.items():
+            far[:] = self.buffers[name]
+            self.buffers[name][:] = 0xA5
+            self._batch_struct[f"far_{name}"] = far.ctypes.data
+        half = layout.MAX_FETCHERS * layout.FETCHED.itemsize
+        places = [self.buffers["fetched"].ctypes.data + half * k for k in (0, 1)]
+        self._n_fetched_replays += 1
+        self._batch_struct["fetched"] = places[self._n_fetched_replays & 1]
+        self._batch_struct["next_fetched"] = places[self._n_fetched_replays + 1 & 1]
+
     def _n_code_planes(self) -> int:
-        return self.layout_numbers()[8]
+        return self.layout_numbers()[10]
 
     @staticmethod
     def _pointer(array: NDArray[Any]) -> ctypes.c_void_p:

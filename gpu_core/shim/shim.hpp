@@ -208,6 +208,7 @@ inline void __syncthreads() { shim::wait_for_block(); }
 inline void __syncwarp() { shim::wait_for_warp(); }
 inline void __threadfence() {}
 inline void __threadfence_system() {}
+inline void __nanosleep(unsigned) {}
 
 inline unsigned __ballot_sync(unsigned mask, bool value) {
     const unsigned long long* all = shim::exchange(mask, value);

@@ -60,6 +60,20 @@ def test_random_rules(seed: int, in_order: bool, shim_cache: Path) -> None:
         assert result.document_ids(n).tolist() == reference.encode(word).ids, word
 
 
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("seed", range(20 if FULL else 4))
+def test_short_words_of_random_rules(seed: int, shim_cache: Path) -> None:
+    """Many words of a tile, several to a warp, with products of several rules: the reference's ids."""
+    rng = random.Random(1000 + seed)
+    data = random_tokenizer(rng, rng.choice((12, 40, 300)), in_order=True)
+    tables = build_tables(data, read_spec(data))
+    reference = Tokenizer.from_str(data.decode())
+    words = ["".join(rng.choices(LETTERS, k=rng.choice((2, 5, 8, 9, 12, 16, 17, 25, 32)))) for _ in range(500)]
+    text = "".join(rng.choice((" ", "  ", "\n")) + word for word in words)
+    pipeline = HostPipeline(tables, shim_cache, 64 << 10)
+    assert pipeline.encode([text.encode()]).ids.tolist() == reference.encode(text).ids
+
+
 def test_rules_that_must_be_merged_one_place_at_a_time() -> None:
     """A rule is one of these exactly when its product is part of a rule of lower rank."""
     a, b, ab, aba, abab = range(5)

@@ -47,12 +47,14 @@ def test_structs_are_laid_out_alike(bench: Bench) -> None:
         layout.MAX_LITERAL,
         layout.MAX_WALK,
         layout.EPOCH_SHIFT,
+        layout.CHUNK,
+        layout.ARRIVED_STRIDE,
     ]
-    for struct in (layout.HEADER, layout.COMPLETION, layout.CONTROL, layout.BATCH, layout.TABLES):
+    for struct in (layout.HEADER, layout.COMPLETION, layout.CONTROL, layout.FETCHED, layout.BATCH, layout.TABLES):
         fields: Mapping[str, Any] = struct.fields or {}
         expected += [struct.itemsize, *(fields[name][1] for name in struct.names or ())]
     numbers = bench.pipeline.layout_numbers()
-    assert numbers[:8] + numbers[9:] == expected
+    assert numbers[:10] + numbers[11:] == expected
 
 
 @every_family
@@ -186,6 +188,22 @@ def test_nothing_is_left_of_earlier_replays(bench: Bench) -> None:
         assert result.completion["n_tokens"] == result.document_tokens[-1]
         assert result.completion["any_flagged"] == any(result.reasons)
     assert bench.pipeline.encode([]).document_tokens.tolist() == [0]
+
+
+@every_family
+def test_text_that_blocks_fetch(bench: Bench) -> None:
+    """The ids are those of text that lies there, whatever was fetched before; also where a tile looks far around."""
+    rng = random.Random(8)
+    texts = ["1" * 9_000, "x" + "1" * 5_001 + "y", "12\n" * 2_000 + " \n" * 3_000, " " * 2_000 + "\n", "", "a"]
+    texts += [random_text(rng, literals_of(bench), n) for n in (1, 5_000, 20_000, 300)]
+    for n_fetchers in (0, 1, 3, 3, 0, 2):
+        batch = rng.sample(texts, rng.randint(1, len(texts)))
+        data = [text.encode() for text in batch]
+        fetched, plain = bench.pipeline.encode(data, n_fetchers=n_fetchers), bench.pipeline.encode(data)
+        assert fetched.ids.tolist() == plain.ids.tolist()
+        assert fetched.reasons == plain.reasons
+        assert fetched.document_tokens.tolist() == plain.document_tokens.tolist()
+        assert fetched.completion["n_tokens"] == plain.document_tokens[-1]
 
 
 @embedded_family

@@ -3,20 +3,8 @@
 import pytest
 
 from gpu_core.arena import ALIGNMENT, arrange
-from gpu_core.layout import kernel_directory, workspace
+from gpu_core.layout import workspace
 from gpu_core.transfer import MAPPED_DOCUMENTS, MAPPED_TEXT_BYTES, TRANSFERS, choose
-from tests.gpu_core.test_nvrtc import ARCHITECTURES, compile_kernel, nvrtc
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_fetch_compiles(architecture: str) -> None:
-    """The kernel that copies text compiles for every GPU that is served, without a warning."""
-    library = nvrtc()
-    if library is None:
-        pytest.skip("the package nvidia-cuda-nvrtc is not installed (extra: dev)")
-    options = [f"--gpu-architecture={architecture}", "--std=c++17", f"-I{kernel_directory()}", "-Werror=all-warnings"]
-    status, log, _n_bytes = compile_kernel(library, (kernel_directory() / "fetch.cu").read_text(), options)
-    assert status == 0, log
 
 
 def test_small_text_is_read_where_it_lies() -> None:

@@ -8,7 +8,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from gpu_core.layout import HEADER
 from gpu_core.shim import build
 
 Launch = tuple[int, int, Any]
@@ -27,8 +26,8 @@ class CUDADriverError(Exception):
 
 def add_kernel(name: str, defines: dict[str, int]) -> int:
     """The address of a kernel."""
-    entry = {"encode": "host.cpp", "decode": "decode_host.cpp"}.get(name)
-    library = ctypes.CDLL(str(build(defines, Path(os.environ["SHIM_CACHE"]), entry=entry))) if entry else None
+    entry = {"encode": "host.cpp", "decode": "decode_host.cpp"}[name]
+    library = ctypes.CDLL(str(build(defines, Path(os.environ["SHIM_CACHE"]), entry=entry)))
     _kernels.append((name, library))
     return len(_kernels) - 1
 
@@ -60,7 +59,7 @@ def launchKernel(
 ) -> None:  # The names and the order are CuPy's.
     """Launch, or remember the launch."""
     assert (_y, _z) == (1, 1)
-    assert threads in {256, 512}
+    assert threads == 256
     parameters = ctypes.cast(rest[4], ctypes.POINTER(ctypes.c_void_p))
     if _captured:
         _captured[-1].append((kernel, blocks, parameters))
@@ -73,16 +72,5 @@ def _run(kernel: int, blocks: int, parameters: Any) -> None:
     with _running:
         if name == "encode":
             library.sidetok_encode(ctypes.c_void_p(parameters[0]), ctypes.c_void_p(parameters[1]), blocks, 0)
-        elif name == "decode":
-            library.sidetok_decode(*(ctypes.c_void_p(parameters[i]) for i in range(3)), blocks, 0)
         else:
-            _fetch((ctypes.c_uint64 * 6).from_address(parameters[0]))
-
-
-def _fetch(addresses: Any) -> None:
-    """What `kernels/fetch.cu` does: header, document starts and text, as far as they are live."""
-    host_header, header, host_starts, starts, host_text, text = addresses
-    ctypes.memmove(header, host_header, HEADER.itemsize)
-    n_bytes, n_documents = (ctypes.c_uint32 * 2).from_address(host_header + 8)
-    ctypes.memmove(starts, host_starts, 4 * (n_documents + 1))
-    ctypes.memmove(text, host_text, n_bytes)
+            library.sidetok_decode(*(ctypes.c_void_p(parameters[i]) for i in range(3)), blocks, 0)
