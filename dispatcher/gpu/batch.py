@@ -106,6 +106,8 @@ class Former:
         if self.n_ahead >= FILLED_AHEAD:
             return None
         queues = [queue for queue in self.queues.values() if queue.alone]
+        if not queues:
+            return None
         for queue in sorted(queues, key=lambda queue: queue.alone[0].group.queued_ns):
             while queue.alone and (reason := queue.alone[0].group.why_unwanted(now_ns)):
                 self._drop_alone(queue, queue.alone.popleft(), reason)

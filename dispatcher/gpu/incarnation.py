@@ -120,7 +120,8 @@ class Incarnation:
                 self._advance()
         self._pump()
         self._deliver(ended)
-        self._fill_step()
+        if self.is_filling:
+            self._fill_step()
         self._pump()
         self._tell()
         self._look(self._clocks.wall())
@@ -143,7 +144,7 @@ class Incarnation:
         self._tell()
 
     def _pump(self) -> None:
-        while self._events and self._lock.acquire(blocking=False):
+        while self._events and self._lock.acquire(False):
             try:
                 self._advance()
             finally:

@@ -69,11 +69,16 @@ class ModelQueue:
 
     def largest_free(self) -> int:
         """The largest class with a free slot; -1 when there is none."""
-        return next((at for at in range(len(self.free) - 1, -1, -1) if self.free[at]), -1)
+        at = len(self.free) - 1
+        while at >= 0 and not self.free[at]:
+            at -= 1
+        return at
 
     def take_slot(self, n_bytes: int, n_documents: int) -> Slot | None:
         """A free slot of the smallest class that holds so much."""
-        for size, free in zip(self.sizes, self.free, strict=True):
-            if free and n_bytes <= size.capacity and n_documents <= size.max_documents:
-                return free.pop()
+        for at, free in enumerate(self.free):
+            if free:
+                size = self.sizes[at]
+                if n_bytes <= size.capacity and n_documents <= size.max_documents:
+                    return free.pop()
         return None
