@@ -30,6 +30,8 @@ MAX_MARKS = 64
 """Sorting marks takes the square of their number, so that a longer run of them is left to the CPU."""
 _UNCERTAIN = 254
 """In the table of classes; no combining class has this number."""
+_MANY_MARKS = bytes([1]) * (MAX_MARKS + 1)
+_IS_MARK = bytes([0]) + bytes([1]) * 255
 _INERT = ((0x3400, 0xA000), (0xAC00, 0xD7A4), (0x17000, 0x18B00), (0x20000, 0x2F800))
 """Ideographs, which nothing changes, and Hangul, which composes by a rule that all versions share."""
 _LAST = 0x30000
@@ -73,10 +75,11 @@ class Rewriter:
     def _normal_form(self, gap: str) -> str | None:
         if gap.isascii():
             return gap
-        values = self._classes[np.frombuffer(gap.encode("utf-32-le"), "<u4")]
-        if _longest_run(values != 0) > MAX_MARKS:
+        values = self._classes[np.frombuffer(gap.encode("utf-32-le"), "<u4")].tobytes()
+        # What has any class counts as a mark.
+        if _MANY_MARKS in values.translate(_IS_MARK):
             return None
-        if (values == _UNCERTAIN).any():
+        if _UNCERTAIN in values:
             return self._normalize(gap) if self._normalize else None
         # No composition crosses a line, and lines that are in normal form are only looked at.
         return "\n".join([unicodedata.normalize("NFC", line) for line in gap.split("\n")])
@@ -134,8 +137,3 @@ def _classes() -> NDArray[np.uint8]:
     table = normal_form_classes().copy()
     table[sorted(uncertain_characters())] = _UNCERTAIN
     return table
-
-
-def _longest_run(mask: NDArray[np.bool_]) -> int:
-    borders = np.flatnonzero(np.diff(mask, prepend=False, append=False))
-    return int((borders[1::2] - borders[::2]).max(initial=0))
