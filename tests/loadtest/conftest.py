@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from loadtest.texts import made_words
 from tests.end_to_end.harness import ServiceProcess, serving
 from tests.synthetic import SYNTHETIC
 
 
 @pytest.fixture(scope="session")
 def home() -> Iterator[Path]:
-    """A folder with a short path (those of Unix sockets are limited) and a small tokenizer file."""
+    """A folder with a short path (those of Unix sockets are limited), a small tokenizer file and small texts."""
     with tempfile.TemporaryDirectory(prefix="sidetok-") as folder:
         path = Path(folder)
         (path / "tokenizer.json").write_bytes(SYNTHETIC["byte_bpe"]())
+        (path / "texts").mkdir()
+        for seed, name in enumerate(("one", "two", "three")):
+            (path / "texts" / f"{name}.txt").write_bytes(made_words(100_000, seed))
+        rows = [{"messages": [{"role": "user", "content": made_words(20_000, seed).decode()}]} for seed in (4, 5)]
+        (path / "texts" / "rows.jsonl").write_text("\n".join(map(json.dumps, [*rows, {"text": "a\u0338 <s>"}])))
         yield path
 
 

@@ -22,7 +22,6 @@ from tests.loadtest.fake_server import Reply, faking, http, ids_of_bytes
 SMALL = LoadOptions(
     rate="40", duration_s=0.6, warm_up_s=0.1, clients=1, scale=0.01, check=30, long_rate=60.0, timeout_s=60.0
 )
-"""Enough to see that everything is right; nothing here depends on how fast it is."""
 
 BRIEF = ["--rate", "40", "--duration", "500ms", "--warm-up", "0", "--clients", "1", "--scale", "0.02"]
 
@@ -34,7 +33,12 @@ def quiet(name: str, n_done: int, n_total: int) -> None:
 def run_small(name: str, service: ServiceProcess, home: Path, **changes: Any) -> dict[str, Any]:
     """A short run against the service, its ids checked."""
     fixed = {"target": f"unix:{service.uds}", "tokenizer": str(home / "tokenizer.json")}
-    return run(name, replace(SMALL, **{**fixed, **changes}), quiet)
+    return run(name, replace(small(home), **{**fixed, **changes}), quiet)
+
+
+def small(home: Path) -> LoadOptions:
+    """Enough to see that everything is right, from small texts; nothing depends on how fast it is."""
+    return replace(SMALL, text=str(home / "texts"))
 
 
 def assert_right(result: dict[str, Any]) -> dict[str, Any]:
@@ -121,7 +125,7 @@ def test_saturation_is_found(service: ServiceProcess, home: Path) -> None:
 
     with faking(script) as server:
         target = f"http://127.0.0.1:{server.port}"
-        result = run("short", replace(SMALL, target=target, find_saturation=True, step_factor=2.0), quiet)
+        result = run("short", replace(small(home), target=target, find_saturation=True, step_factor=2.0), quiet)
     assert result["saturation"]["saturated_at_per_s"] is not None
     assert "failed or were refused" in result["saturation"]["reason"]
     assert result["steps"][-1]["failures"] == {"429 Too Many Requests": pytest.approx(30, abs=60)}
@@ -131,7 +135,7 @@ def test_saturation_is_found(service: ServiceProcess, home: Path) -> None:
 def test_wrong_ids_are_found(home: Path) -> None:
     """A server that answers fast and wrong fails the run."""
     with faking(lambda number, body: http(200, ids_of_bytes(body))) as server:
-        options = replace(SMALL, target=f"http://127.0.0.1:{server.port}", tokenizer=str(home / "tokenizer.json"))
+        options = replace(small(home), target=f"http://127.0.0.1:{server.port}", tokenizer=str(home / "tokenizer.json"))
         result = run("short", options, quiet)
     assert result["steps"][0]["equality"]["n_different"] > 0
     assert result["steps"][0]["equality"]["n_equal"] == 0
@@ -141,23 +145,23 @@ def test_wrong_ids_are_found(home: Path) -> None:
 def test_answers_without_ids_are_wrong(home: Path) -> None:
     """An answer of status 200 whose ids cannot be read is no right answer."""
     with faking(lambda number, body: http(200, b"abc")) as server:
-        options = replace(SMALL, target=f"http://127.0.0.1:{server.port}", tokenizer=str(home / "tokenizer.json"))
+        options = replace(small(home), target=f"http://127.0.0.1:{server.port}", tokenizer=str(home / "tokenizer.json"))
         result = run("short", options, quiet)
     assert result["steps"][0]["equality"]["n_unreadable"] > 0
     assert went_wrong(result)
 
 
-def test_a_check_that_is_off_says_so() -> None:
+def test_a_check_that_is_off_says_so(home: Path) -> None:
     """Without a tokenizer file and with a server that names none, ids are not checked, and the result says why."""
     with faking(lambda number, body: http(200, ids_of_bytes(body))) as server:
-        result = run("short", replace(SMALL, target=f"http://127.0.0.1:{server.port}"), quiet)
+        result = run("short", replace(small(home), target=f"http://127.0.0.1:{server.port}"), quiet)
     equality = result["steps"][0]["equality"]
     assert not equality["checked"]
     assert equality["reference"].startswith("off: ")
     assert result["steps"][0]["server"] is None
 
 
-def test_a_server_that_dies_during_a_run() -> None:
+def test_a_server_that_dies_during_a_run(home: Path) -> None:
     """The run ends, with every request accounted for and a status that says that it went wrong."""
 
     def script(number: int, body: bytes) -> Reply:
@@ -166,7 +170,7 @@ def test_a_server_that_dies_during_a_run() -> None:
         return http(200, ids_of_bytes(body))
 
     with faking(script) as server:
-        result = run("short", replace(SMALL, target=f"http://127.0.0.1:{server.port}", timeout_s=5.0), quiet)
+        result = run("short", replace(small(home), target=f"http://127.0.0.1:{server.port}", timeout_s=5.0), quiet)
     (step,) = result["steps"]
     assert sum(step["failures"].values()) > 0
     assert set(step["failures"]) <= {"cannot connect", "connection closed"}
