@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 ASCII, MIXED, WIDE = "ascii", "mixed", "wide"
@@ -36,6 +37,8 @@ FORGET_NS = 30_000_000_000
 KNOWN = 0.25
 """A class with less weight takes the factor of its nearest neighbour with more."""
 AGE_NS = 1_000_000_000
+UNANSWERED_STEP = 0.05
+"""What one document counts for in the part that is left unanswered."""
 
 
 class Line(NamedTuple):
@@ -162,13 +165,25 @@ class Curve:
         self._lines[at] = Line(self.start.fixed_ns * times, self.start.byte_ns * times)
 
 
-class RouteCost(NamedTuple):
+@dataclass(slots=True)
+class RouteCost:
     """What one route costs for one model and content kind."""
 
     time: Curve
     """From the start of the work to its end. On the GPU route: of a whole replay, by the bytes of its batch."""
     cpu: Curve
     """Host CPU of one document, by its bytes, in all processes."""
+    unanswered: list[float] = field(default_factory=lambda: [0.0] * N_CLASSES)
+    """Part of the documents, by size class, that the route leaves to the other one."""
+
+    def age(self, elapsed_ns: int, now_ns: int) -> None:
+        """Forget some of what was not observed in the last `elapsed_ns`."""
+        self.time.age(elapsed_ns, now_ns)
+        self.cpu.age(elapsed_ns, now_ns)
+        kept = 0.5 ** (elapsed_ns / FORGET_NS)
+        for at, part in enumerate(self.unanswered):
+            if part and now_ns - self.cpu.seen_ns[at] > elapsed_ns:
+                self.unanswered[at] = part * kept
 
 
 class CostKey(NamedTuple):
@@ -212,12 +227,26 @@ class Costs:
         self._age(now_ns)
 
     def observe_gpu_route(
-        self, model: str, kind: str, n_bytes: int, n_documents: int, took_ns: int, cpu_ns: int, now_ns: int
+        self,
+        model: str,
+        kind: str,
+        n_bytes: int,
+        n_documents: int,
+        took_ns: int,
+        cpu_ns: int,
+        now_ns: int,
+        n_unanswered: int = 0,
     ) -> None:
         """One replay, from launch to results at hand, and the host CPU that it took in all processes."""
         cost = self.of("gpu", model, kind)
+        each = n_bytes // n_documents
         cost.time.observe(n_bytes, took_ns, now_ns)
-        cost.cpu.observe(n_bytes // n_documents, cpu_ns / n_documents, now_ns)
+        cost.cpu.observe(each, cpu_ns / n_documents, now_ns)
+        at = size_class(each)
+        part = cost.unanswered[at]
+        if n_unanswered or part:
+            weight = min(0.5, UNANSWERED_STEP * n_documents)
+            cost.unanswered[at] = part + weight * (n_unanswered / n_documents - part)
         self._age(now_ns)
 
     def snapshot(self) -> dict[CostKey, tuple[list[ClassCosts], list[ClassCosts]]]:
@@ -231,6 +260,5 @@ class Costs:
         self._aged_ns = now_ns
         if elapsed == now_ns:
             return
-        for time, cpu in tuple(self._costs.values()):
-            time.age(elapsed, now_ns)
-            cpu.age(elapsed, now_ns)
+        for cost in tuple(self._costs.values()):
+            cost.age(elapsed, now_ns)

@@ -171,6 +171,7 @@ class Gpus:
             replay.took_ns,
             replay.cpu_ns,
             time.monotonic_ns(),
+            replay.n_unanswered,
         )
 
 

@@ -3,7 +3,7 @@
 Both routes are predicted as if the work joined the end of their queues now:
 
     CPU   backlog / workers, unless one is idle  +  wake-up  +  documents * (fixed + byte * mean size)
-    GPU   rest of the replay under way           +  replay of the batch that the work would be in
+    GPU   rest of the replay under way  +  replay of the batch that the work would be in  +  what needs the CPU then
 
 The faster one answers. When they are equal within 10 %, the one that takes less of the host's CPU does: it is kept
 while it is at most 10 % slower, and changed to while it is at most 5 % slower, so that noise changes nothing.
@@ -107,13 +107,16 @@ def choose_route(
         return gpu_choice(gpu, POLICY)
     each = n_bytes // n_documents
     cpu_ns = cpu_completion_ns(n_documents, each, cpu, cpu_cost)
+    again = gpu_cost.unanswered[each.bit_length() >> 1]
+    if again > 0.0:
+        gpu_ns += again * n_documents * cpu_cost.time.at(each)
     if gpu_ns <= cpu_ns:
         near = cpu_ns <= gpu_ns * (STAYS if last == CPU else MOVES)
-        if near and cpu_cost.cpu.at(each) < gpu_cost.cpu.at(each) * LESS:
+        if near and _is_less(cpu_cost.cpu.at(each), _gpu_takes(each, gpu_cost, cpu_cost, again)):
             return _CPU_CHOICE[LESS_CPU]
         return gpu_choice(gpu, FASTER)
     near = gpu_ns <= cpu_ns * (STAYS if last == GPU else MOVES)
-    if near and gpu_cost.cpu.at(each) < cpu_cost.cpu.at(each) * LESS:
+    if near and _is_less(_gpu_takes(each, gpu_cost, cpu_cost, again), cpu_cost.cpu.at(each)):
         return gpu_choice(gpu, LESS_CPU)
     return _CPU_CHOICE[FASTER]
 
@@ -168,3 +171,12 @@ def gpu_completion_ns(n_bytes: int, n_documents: int, load: GpuLoad, cost: Route
 def gpu_choice(gpu: int, reason: str) -> Choice:
     """The choice of a GPU."""
     return _GPU_CHOICES[gpu][reason] if gpu < len(_GPU_CHOICES) else Choice(GPU, reason, gpu)
+
+
+def _gpu_takes(each: int, gpu_cost: RouteCost, cpu_cost: RouteCost, again: float) -> float:
+    """Host CPU of one document that takes the GPU route, and sometimes the other one after it."""
+    return gpu_cost.cpu.at(each) + again * cpu_cost.cpu.at(each)
+
+
+def _is_less(takes_ns: float, other_ns: float) -> bool:
+    return takes_ns < other_ns * LESS

@@ -39,6 +39,8 @@ class Replay(NamedTuple):
     """From launch to results at hand."""
     cpu_ns: int
     """Host CPU in all processes."""
+    n_unanswered: int
+    """Documents that need the CPU."""
 
 
 class Clocks(NamedTuple):
@@ -238,7 +240,17 @@ class Incarnation:
             group = batch.shares[0][0] if batch.piece is None else batch.piece.group
             cpu = batch.stage_cpu_ns + each_ns + completion.engine_cpu_ns
             took_ns = now_ns - batch.launched_ns
-            self._on_replay(Replay(batch.queue.key, group.kind, batch.n_bytes, batch.n_documents, took_ns, cpu))
+            self._on_replay(
+                Replay(
+                    batch.queue.key,
+                    group.kind,
+                    batch.n_bytes,
+                    batch.n_documents,
+                    took_ns,
+                    cpu,
+                    len(completion.needs_cpu),
+                )
+            )
 
     def _fill_ready(self, own: Group) -> None:
         """Fill reserved slots, each by the thread that takes it; the long ones of others are left to the route's."""

@@ -182,6 +182,19 @@ def test_a_saturated_cpu_route_overflows_to_the_gpu() -> None:
     assert routes.share_of(CPU, first=n_before + 100) >= 0.9
 
 
+def test_texts_that_the_gpu_does_not_answer_stay_away() -> None:
+    """A kind that needs the CPU after every replay is not sent to the GPU, until that answers it again."""
+    routes = TwoRoutes(World(lambda n: 200 * US, lambda n, _d: 60 * US))
+    engine = routes.gpus[0].engine
+    engine.needs_cpu = lambda document: "odd"
+    routes.poisson(200, 1_000, short)
+    assert routes.share_of(CPU, first=200) >= 0.95
+    engine.needs_cpu = None
+    n_before = len(routes.choices)
+    routes.poisson(200, 4_000, short, seed=2)
+    assert routes.share_of(GPU, first=n_before + 3_000) >= 0.9
+
+
 def test_two_gpus_share_the_load_and_one_is_lost() -> None:
     """Both work; after the loss of one everything is answered, and the other one carries on."""
     routes = TwoRoutes(World(lambda n: 900 * US, lambda n, _d: 60 * US, n_gpus=2))

@@ -150,6 +150,20 @@ def test_a_round_of_documents_is_observed_by_document() -> None:
     assert set(costs.snapshot()) == {CostKey("cpu", "m", ASCII), CostKey("gpu", "m", ASCII)}
 
 
+def test_what_is_left_unanswered_is_observed() -> None:
+    """By size class; it is forgotten like everything else."""
+    costs = Costs()
+    for number in range(100):
+        costs.observe_gpu_route("m", ASCII, 8_000, 2, 50_000, 1_000, SECOND + number, 1)
+        costs.observe_gpu_route("m", ASCII, 100_000, 1, 50_000, 1_000, SECOND + number)
+    part = costs.of("gpu", "m", ASCII).unanswered
+    assert part[size_class(4_000)] == pytest.approx(0.5, abs=0.01)
+    assert part[size_class(100_000)] == 0
+    for number in range(2, 300):
+        costs.observe_gpu_route("m", ASCII, 100_000, 1, 50_000, 1_000, number * SECOND)
+    assert part[size_class(4_000)] < 0.01
+
+
 def test_costs_age_as_they_are_observed() -> None:
     """Nobody has to remember to call anything."""
     costs = Costs()

@@ -128,7 +128,7 @@ def test_both_routes_are_timed_once(made: Made, synthetic: Tokenizer, tmp_path: 
     def starts(gpus: Gpus) -> list[Any]:
         """Where both routes begin."""
         costs = [gpus.costs.of(route, synthetic.spec.digest, KINDS[0]) for route in ("cpu", "gpu")]
-        return [curve.start for cost in costs for curve in cost]
+        return [curve.start for cost in costs for curve in (cost.time, cost.cpu)]
 
     folder = tmp_path / "costs"
     gpus = made(calibrate=True)

@@ -147,6 +147,21 @@ def test_of_many_gpus_the_one_that_is_done_first() -> None:
     assert choose(cpu, gpu, gpus=(GpuLoad(), behind)) == Choice(GPU, FASTER, 1)
 
 
+def test_what_needs_the_cpu_after_all_counts() -> None:
+    """Time and host CPU of the second try belong to the GPU route, in part as often as it comes to that."""
+    cpu, gpu = cost(100, 100), cost(60, 20)
+    assert choose(cpu, gpu).route == GPU
+    gpu.unanswered = [0.3] * len(gpu.unanswered)
+    assert choose(cpu, gpu).route == GPU
+    gpu.unanswered = [1.0] * len(gpu.unanswered)
+    assert choose(cpu, gpu).route == CPU
+    equal = cost(40, 20)
+    equal.unanswered = [0.6] * len(gpu.unanswered)
+    assert choose(cpu, equal)[:2] == (GPU, FASTER)
+    equal.unanswered = [0.8] * len(gpu.unanswered)
+    assert choose(cost(121, 100), equal).route == CPU
+
+
 def test_any_number_of_gpus() -> None:
     """There is no limit."""
     assert gpu_choice(100, FASTER) == Choice(GPU, FASTER, 100)

@@ -124,17 +124,15 @@ class TwoRoutes:
     def _to_gpu(self, gpu: int, number: int, n_bytes: int, since_ns: int) -> None:
         rig = self.gpus[gpu]
 
-        def on_done(_group: Group) -> None:
-            self.latencies_ns[number] = self.simulation.now_ns - since_ns
-            for replay in rig.replays:
+        def on_done(group: Group) -> None:
+            now_ns = self.simulation.now_ns
+            if group.needs_cpu:
+                self._to_cpu(number, n_bytes, since_ns)
+            else:
+                self.latencies_ns[number] = now_ns - since_ns
+            for seen in rig.replays:
                 self.chooser.costs.observe_gpu_route(
-                    MODEL,
-                    KIND,
-                    replay.n_bytes,
-                    replay.n_documents,
-                    replay.took_ns,
-                    replay.cpu_ns,
-                    self.simulation.now_ns,
+                    *(MODEL, KIND, seen.n_bytes, seen.n_documents, seen.took_ns, seen.cpu_ns, now_ns, seen.n_unanswered)
                 )
             rig.replays.clear()
 
