@@ -22,36 +22,40 @@ EXPIRE_NS = 1_000_000_000
 class Slot:
     """What one admitted request holds."""
 
-    __slots__ = ("_admission", "_holdings", "n_bytes")
+    __slots__ = ("_admission", "_client", "_model", "n_bytes")
 
     def __init__(self, admission: Admission, n_bytes: int, client: Holding | None = None) -> None:
         self._admission = admission
-        self._holdings = [] if client is None else [client]
+        self._client = client
+        self._model: Holding | None = None
         self.n_bytes = n_bytes
-        for holding in self._holdings:
-            holding.n_requests += 1
-            holding.n_bytes += n_bytes
+        if client is not None:
+            client.n_requests += 1
+            client.n_bytes += n_bytes
 
     def grow(self, n_bytes: int) -> None:
         """Take more bytes (a body of unknown length), or raise `TooBusy`."""
         self._admission.check_bytes(n_bytes, self.n_bytes)
-        self._admission.check_client(self._holdings, n_bytes)
+        if self._client is not None:
+            self._admission.check_client(self._client, n_bytes)
+            self._client.n_bytes += n_bytes
         self._admission.n_bytes += n_bytes
         self.n_bytes += n_bytes
-        for holding in self._holdings:
-            holding.n_bytes += n_bytes
 
     def assign(self, model: str) -> None:
-        """Count the request for its model, too, once that is known; or raise `TooBusy`."""
-        self._holdings.append(self._admission.admit_model(model, self.n_bytes))
+        """Count the request for its model, too, once that is known and all bytes are there; or raise `TooBusy`."""
+        self._model = self._admission.admit_model(model, self.n_bytes)
 
     def release(self) -> None:
         """Give back the slot and its bytes."""
         self._admission.n_requests -= 1
         self._admission.n_bytes -= self.n_bytes
-        for holding in self._holdings:
-            holding.n_requests -= 1
-            holding.n_bytes -= self.n_bytes
+        if (client := self._client) is not None:
+            client.n_requests -= 1
+            client.n_bytes -= self.n_bytes
+        if (model := self._model) is not None:
+            model.n_requests -= 1
+            model.n_bytes -= self.n_bytes
 
 
 class Uncounted:
@@ -85,6 +89,8 @@ class Admission:
         self._fair_requests = options.fair_above * self.max_requests
         self._fair_bytes = options.fair_above * self.max_bytes
         self._clock = clock
+        self._now_ns = clock()
+        """As of the last look; that is close enough to tell who asked lately."""
         self._expired_ns = 0
 
     def admit(self, n_bytes: int, client: str = "", timeout_s: float = 0.0) -> Slot:
@@ -92,26 +98,28 @@ class Admission:
 
         `timeout_s` is how long the answer is of use; 0 = always.
         """
-        holding = self.clients.of(client, self._clock())
+        holding = self.clients.of(client, self._now_ns)
         if self.n_requests >= self.max_requests:
             self._refuse(
                 "requests", f"{self.max_requests} requests are in flight; retry later or raise --max-in-flight."
             )
         self.check_bytes(n_bytes)
-        self._check_wait(n_bytes, timeout_s)
+        if self.backlog.knows(n_bytes):
+            self._check_wait(n_bytes, timeout_s)
         self.n_requests += 1
         self.n_bytes += n_bytes
-        try:
-            self._check_share(self.clients, holding, n_bytes, "client_share", "client")
-        except TooBusy:
-            self.n_requests -= 1
-            self.n_bytes -= n_bytes
-            raise
+        if self.n_requests > self._fair_requests or self.n_bytes > self._fair_bytes:
+            try:
+                self._check_share(self.clients, holding, n_bytes, "client_share", "client")
+            except TooBusy:
+                self.n_requests -= 1
+                self.n_bytes -= n_bytes
+                raise
         return Slot(self, n_bytes, holding)
 
     def admit_model(self, model: str, n_bytes: int) -> Holding:
         """The holding of a model with one more request, which is counted for all already; or raise `TooBusy`."""
-        holding = self.models.of(model, self._clock())
+        holding = self.models.of(model, self._now_ns)
         self._check_share(self.models, holding, n_bytes, "model_share", "model")
         holding.n_requests += 1
         holding.n_bytes += n_bytes
@@ -133,16 +141,15 @@ class Admission:
                 "bytes", f"{self.max_bytes} body bytes are in flight; retry later or raise --max-in-flight-bytes."
             )
 
-    def check_client(self, holdings: list[Holding], n_bytes: int) -> None:
+    def check_client(self, holding: Holding, n_bytes: int) -> None:
         """Raise `TooBusy` when `n_bytes` more are too much for the client of a request."""
-        if not holdings or self.n_bytes + n_bytes <= self._fair_bytes:
-            return
-        if not self.clients.fits_bytes(holdings[0], n_bytes, holdings[0].n_requests - 1):
+        scarce = self.n_bytes + n_bytes > self._fair_bytes
+        if scarce and not self.clients.fits_bytes(holding, n_bytes, holding.n_requests - 1):
             self._refuse_share("client_share", "client")
 
     def observe(self) -> None:
         """Look at the clock. Called periodically."""
-        now_ns = self._clock()
+        self._now_ns = now_ns = self._clock()
         self.backlog.observe(now_ns)
         if now_ns - self._expired_ns > EXPIRE_NS:
             self._expired_ns = now_ns

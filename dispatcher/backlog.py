@@ -23,7 +23,7 @@ SMOOTHING_S = 1.0
 class Lane:
     """One kind of work; what is counted is work in bytes."""
 
-    __slots__ = ("_answered", "_busy_jobs", "_fewest", "_n_answered", "_rate", "_start_ns", "n_jobs", "work")
+    __slots__ = ("_answered", "_busy_jobs", "_fewest", "_n_answered", "_start_ns", "n_jobs", "rate", "work")
 
     def __init__(self, busy_jobs: int) -> None:
         """There is a backlog while at least `busy_jobs` are in flight."""
@@ -32,19 +32,16 @@ class Lane:
         self._busy_jobs = busy_jobs
         self._fewest = 0
         self._answered = self._n_answered = 0
-        self._rate = 0.0
+        self.rate = 0.0
+        """Work answered in a second; 0 while nothing is known."""
         self._start_ns = 0
-
-    def enter(self, work: int) -> None:
-        """A job came."""
-        self.n_jobs += 1
-        self.work += work
 
     def leave(self, work: int, answered: bool) -> None:
         """A job is gone: answered, or given up before it cost anything."""
         self.n_jobs -= 1
         self.work -= work
-        self._fewest = min(self._fewest, self.n_jobs)
+        if self.n_jobs < self._fewest:
+            self._fewest = self.n_jobs
         if answered:
             self._answered += work
             self._n_answered += 1
@@ -56,16 +53,16 @@ class Lane:
         elapsed_s = (now_ns - self._start_ns) * 1e-9
         rate = self._answered / elapsed_s
         if self._fewest >= self._busy_jobs:
-            weight = 1.0 - math.exp(-elapsed_s / SMOOTHING_S) if self._rate else 1.0
-            self._rate += (rate - self._rate) * weight
-        elif self._rate:
-            self._rate = max(self._rate, rate)
+            weight = 1.0 - math.exp(-elapsed_s / SMOOTHING_S) if self.rate else 1.0
+            self.rate += (rate - self.rate) * weight
+        elif self.rate:
+            self.rate = max(self.rate, rate)
         self._start_ns, self._answered, self._n_answered, self._fewest = now_ns, 0, 0, self.n_jobs
 
     @property
     def wait_s(self) -> float:
         """Seconds until what is in flight now will be answered; 0 while nothing is known."""
-        return self.work / self._rate if self._rate else 0.0
+        return self.work / self.rate if self.rate else 0.0
 
 
 class Backlog:
@@ -77,11 +74,17 @@ class Backlog:
 
     def enter(self, n_bytes: int) -> None:
         """A job with a body of this size came."""
-        self.lane(n_bytes).enter(n_bytes + JOB_BYTES)
+        lane = self.huge if n_bytes > HUGE_BYTES else self.small
+        lane.n_jobs += 1
+        lane.work += n_bytes + JOB_BYTES
 
     def leave(self, n_bytes: int, answered: bool) -> None:
-        """That job is gone."""
-        self.lane(n_bytes).leave(n_bytes + JOB_BYTES, answered)
+        """That job is gone: answered, or given up before it cost anything."""
+        (self.huge if n_bytes > HUGE_BYTES else self.small).leave(n_bytes + JOB_BYTES, answered)
+
+    def knows(self, n_bytes: int) -> bool:
+        """Whether the wait of such a job can be predicted."""
+        return (self.huge if n_bytes > HUGE_BYTES else self.small).rate > 0
 
     def observe(self, now_ns: int) -> None:
         """Look at the clock. Called periodically."""

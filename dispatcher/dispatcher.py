@@ -166,9 +166,10 @@ class Dispatcher:
 
     def _collect(self, jobs: Jobs) -> None:
         """Called by a worker at the end of a round, and by whatever thread results of a GPU come on."""
-        for job in [job for job in jobs if job.is_direct]:
-            job.on_done(job.answer, job.error)
-        jobs = [job for job in jobs if not job.is_direct]
+        if direct := [job for job in jobs if job.is_direct]:
+            for job in direct:
+                job.on_done(job.answer, job.error)
+            jobs = [job for job in jobs if not job.is_direct]
         self._done.extend(jobs)
         if jobs and not self._waking:
             self._waking = True

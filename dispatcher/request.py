@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +82,7 @@ class EncodeRequest:
 class DecodeRequest:
     """Sequences of ids (uint32 arrays) to decode with one tokenizer."""
 
+    route: ClassVar[Route] = "cpu"
     model: str
     tokenizer: Tokenizer
     sequences: list[NDArray[np.uint32]]

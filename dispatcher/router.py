@@ -116,7 +116,7 @@ class Router:
         left: list[Read] = []
         ended: list[Job[Any]] = []
         bundles: dict[Any, Bundle] = {}
-        if not self.gpus.any and not any(is_asked_for_gpu(request) for _, request in requests):
+        if not self.gpus.any and not any([request.route == GPU for _, request in requests]):
             return requests, ended
         for job, request in requests:
             try:
@@ -276,11 +276,6 @@ class Router:
             self._queue.put(back)
         if finished:
             self._collect(finished)
-
-
-def is_asked_for_gpu(request: Request) -> bool:
-    """Whether a request insists on the GPU route."""
-    return isinstance(request, EncodeRequest) and request.route == GPU
 
 
 class Bundle:

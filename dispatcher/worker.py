@@ -71,15 +71,16 @@ class Worker(threading.Thread):
         for job, request, result in answered:
             self._write(job, request, result)
         end_cpu_ns = time.thread_time_ns()
-        ended += [job for job, _ in here]
+        stayed = [job for job, _ in here]
+        ended += stayed
         for job in jobs:
             if job.partial is None:
                 self.tally.queue_of(job.route).observe((start_ns - job.submitted_ns) * 1e-9)
-        for row, share in self._shares(jobs):
+        shares = self._shares(jobs)
+        for row, share in shares:
             row.decode_body_cpu_ns += int((read_cpu_ns - cpu_ns) * share)
-        for row, share in self._shares([job for job, _ in requests] or jobs):
             row.submit_cpu_ns += int((sent_cpu_ns - read_cpu_ns) * share)
-        for row, share in self._shares([job for job, _ in here] or jobs):
+        for row, share in self._shares(stayed) if 0 < len(stayed) < len(jobs) else shares:
             row.encode_cpu_ns += int((encoded_cpu_ns - sent_cpu_ns) * share)
             row.write_answer_cpu_ns += int((end_cpu_ns - encoded_cpu_ns) * share)
         return ended, end_cpu_ns
