@@ -7,6 +7,7 @@ One engine more or less is only more or less capacity: whoever asks gets the que
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -60,6 +61,7 @@ class Gpus:
         self._clocks = clocks
         self._limits = RouteLimits(silent_after_s=options.gpu_watchdog_s + SILENT_AFTER_WATCHDOG_S)
         self._cuts: dict[str, SafeCuts] = {}
+        self._added: set[str] = set()
         self._unsupported: dict[str, str] = {}
         self._calibrator = Calibrator(self.costs, cache_dir, self._serving, clocks) if calibrate else None
         self._threads: dict[int, _GpuThread] = {}
@@ -80,14 +82,17 @@ class Gpus:
     def add(self, tokenizer: Tokenizer, data: bytes) -> None:
         """Serve a tokenizer, loaded from `data`, on all GPUs, if it can be."""
         spec = tokenizer.spec
-        if spec.digest in self._cuts or spec.digest in self._unsupported:
+        if spec.digest in self._added or spec.digest in self._unsupported:
             return
         try:
             check_support(spec)
         except UnsupportedTokenizer as error:
             self._unsupported[spec.digest] = str(error)
             return
-        self._cuts[spec.digest] = SafeCuts(spec.pattern_family, device_literals(spec), bool(spec.normalizers))
+        self._added.add(spec.digest)
+        # Without cuts, a document beyond the largest size class takes the CPU route.
+        with contextlib.suppress(UnsupportedTokenizer):
+            self._cuts[spec.digest] = SafeCuts(spec.pattern_family, device_literals(spec), bool(spec.normalizers))
         self._supervisor.add(spec.digest, data)
         if self._calibrator is not None:
             self._calibrator.add(tokenizer)

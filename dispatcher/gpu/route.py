@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from dispatcher.gpu.batch import RouteLimits
 from dispatcher.gpu.group import NOT_READY, Group
@@ -13,17 +13,11 @@ from dispatcher.gpu.link import EngineLink
 from dispatcher.gpu.model_queue import ModelQueue
 from dispatcher.gpu.route_tally import RouteSnapshot, RouteTally
 from dispatcher.policy import GpuLoad
+from gpu_core.encoder import NO_CUT
 from gpu_core.ladder import Ladder, Piece, SizeClass
+from gpu_core.safe_cut import Cuts
 
-NO_CUT = "a document longer than the largest size class without a place to cut it"
 _NO_LOAD = GpuLoad()
-
-
-class Cuts(Protocol):
-    """Where a text of one tokenizer may be cut: `gpu_core.safe_cut.SafeCuts`."""
-
-    def last_before(self, text: Any, low: int, high: int) -> int | None:
-        """The last cut in low < cut <= high; None if there is none within reach."""
 
 
 class GpuRoute:

@@ -11,8 +11,9 @@ from dispatcher.gpu.batch import RouteLimits
 from dispatcher.gpu.fake_link import DEFAULT_SIZES, FakeEngine, Simulation, make_slots, serve_due
 from dispatcher.gpu.group import Group
 from dispatcher.gpu.incarnation import Replay
-from dispatcher.gpu.route import Cuts, GpuRoute
+from dispatcher.gpu.route import GpuRoute
 from gpu_core.ladder import SizeClass
+from gpu_core.safe_cut import Cuts
 
 MODEL = "m"
 US = 1_000

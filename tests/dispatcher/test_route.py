@@ -21,7 +21,8 @@ from dispatcher.gpu.group import (
 )
 from dispatcher.gpu.held_ids import HeldIds
 from dispatcher.gpu.link import Completion
-from dispatcher.gpu.route import NO_CUT, GpuRoute
+from dispatcher.gpu.route import GpuRoute
+from gpu_core.encoder import NO_CUT
 from gpu_core.ladder import SizeClass
 from tests.dispatcher.route_rig import MODEL, MS, US, EveryByte, Rig, check, cost_of, packed, texts
 
