@@ -73,6 +73,9 @@ class EncodeRequest:
     utf8: Sequence[bytes | memoryview] | None = None
     """The documents as they came, where they came as UTF-8; never looked at once the answer is there."""
 
+    is_slow_to_write: bool = False
+    """The answer takes far more than its ids; see `dispatcher.router.WRITE_BYTES`."""
+
     def texts(self) -> Sequence[bytes | memoryview]:
         """The documents as UTF-8. Raises `UnicodeEncodeError` for a lone surrogate."""
         return [document.encode() for document in self.documents] if self.utf8 is None else self.utf8

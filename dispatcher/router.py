@@ -34,7 +34,7 @@ from gpu_core.errors import SidetokError
 
 Read = tuple[Job[Any], Request]
 _NOTHING = nullcontext()
-WRITE_BYTES = 65_536
+WRITE_BYTES = 32_768
 """Answers to longer texts are written by a worker: the route's thread has replays to launch."""
 
 
@@ -259,7 +259,7 @@ class Router:
         """Write the answer here, or send the job back to a worker that does what is left."""
         job.group = None
         job.check()
-        if None in results or job.slot.n_bytes > WRITE_BYTES:
+        if None in results or job.slot.n_bytes > WRITE_BYTES or request.is_slow_to_write:
             if not any(results):
                 job.route = CPU
             job.partial = Partial(request, results)
