@@ -50,6 +50,8 @@ class Record:
     """The answers whose ids are checked, by row."""
     n_connections: int = 0
     """Opened in all."""
+    spun_ns: int = 0
+    """CPU time spent on being on time, while there was nothing to do."""
 
 
 class Client:
@@ -103,6 +105,7 @@ class Client:
         for connection in list(self._open.values()):
             self._close(connection)
         self._poller.close()
+        self.record.spun_ns = self._poller.spun_ns
         return self.record
 
     def _pause_ns(self, next_sweep: int) -> int:

@@ -42,6 +42,7 @@ class Effort:
 
     wall_s: float
     cpu_s: float
+    """Without the time in which it only looked whether it was time."""
     n_connections: int
 
 
@@ -68,7 +69,8 @@ def serve(assignment: Assignment, pipe: Pipe) -> None:
     start_ns: int = pipe.recv()
     begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
     record = client.run(start_ns, pipe.send)
-    effort = Effort(time.perf_counter() - begin_s, time.process_time() - begin_cpu_s, record.n_connections)
+    cpu_s = time.process_time() - begin_cpu_s - record.spun_ns * 1e-9
+    effort = Effort(time.perf_counter() - begin_s, max(0.0, cpu_s), record.n_connections)
     save_record(assignment.record_path, plan, record, api)
     pipe.send(effort)
 

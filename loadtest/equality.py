@@ -90,11 +90,16 @@ def _of_tokenizer(tokenizer: Tokenizer) -> Ask:
 
 
 def check(
-    observed: Observed, pool: Pool, judge: Judge, progress: Callable[[int, int], None] = lambda n_done, n_all: None
+    observed: Observed,
+    pool: Pool,
+    judge: Judge,
+    from_ns: int = 0,
+    progress: Callable[[int, int], None] = lambda n_done, n_all: None,
 ) -> dict[str, Any]:
     """Compare the answers kept. Differences are counted by group; no text is repeated.
 
-    What the judge cannot answer counts as `n_unjudged`, neither right nor wrong.
+    Groups with requests from `from_ns` on, of which none was compared, are named. What the judge cannot answer counts
+    as `n_unjudged`, neither right nor wrong.
     """
     plan = observed.plan
     if judge.ask is None:
@@ -113,7 +118,8 @@ def check(
             n_equal += 1
         else:
             different[group] = different.get(group, 0) + 1
-    asked = [group for k, group in enumerate(plan.groups) if not plan.refused[plan.group == k].any()]
+    answerable = (plan.at_ns >= from_ns) & ~plan.refused
+    asked = [group for k, group in enumerate(plan.groups) if (answerable & (plan.group == k)).any()]
     seen = {plan.groups[plan.group[row]] for row in observed.ids}
     return {
         "checked": True,

@@ -1,15 +1,19 @@
-"""Waiting for sockets with timeouts of microseconds, without spinning.
+"""Waiting for sockets with timeouts of microseconds.
 
 `epoll` counts whole milliseconds, which is more than a short request takes. `select` counts microseconds, and an epoll
-is itself something that can be selected on.
+is itself something that can be selected on. A sleeping thread still wakes tens of microseconds late, so the last part
+of a wait is spent looking.
 """
 
 from __future__ import annotations
 
 import ctypes
 import select
+import time
 
 PR_SET_TIMERSLACK = 29
+SPIN_NS = 60_000
+"""The last part of a wait."""
 READ, WRITE = select.EPOLLIN, select.EPOLLOUT
 
 
@@ -18,6 +22,8 @@ class Poller:
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
+        self.spun_ns = 0
+        """Time spent looking when there was nothing else to do."""
         _wake_on_time()
 
     def add(self, fd: int, events: int) -> None:
@@ -37,8 +43,19 @@ class Poller:
         ready = self._epoll.poll(0)
         if ready or timeout_ns <= 0:
             return ready
-        select.select([self._epoll], (), (), timeout_ns * 1e-9)
+        if timeout_ns <= SPIN_NS:
+            return self._look(timeout_ns)
+        select.select([self._epoll], (), (), (timeout_ns - SPIN_NS) * 1e-9)
         return self._epoll.poll(0)
+
+    def _look(self, timeout_ns: int) -> list[tuple[int, int]]:
+        begin = now = time.monotonic_ns()
+        ready: list[tuple[int, int]] = []
+        while not ready and now < begin + timeout_ns:
+            ready = self._epoll.poll(0)
+            now = time.monotonic_ns()
+        self.spun_ns += now - begin
+        return ready
 
     def close(self) -> None:
         """Free the descriptor."""

@@ -73,7 +73,11 @@ def run_step(stage: Stage, rate: float) -> Step:
     step: dict[str, Any] = {"rate": rate, **summarise(observed, options.warm_up_s, options.duration_s)}
     checking = f"{name}: ids compared"
     step["equality"] = check(
-        observed, stage.dealer.pool, stage.judge, lambda n_done, n_all: stage.progress(checking, n_done, n_all)
+        observed,
+        stage.dealer.pool,
+        stage.judge,
+        int(options.warm_up_s * 1e9),
+        lambda n_done, n_all: stage.progress(checking, n_done, n_all),
     )
     stage.progress(checking, len(observed.ids), len(observed.ids))
     step["generator"] = generator.describe(efforts, len(plan))
