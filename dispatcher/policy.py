@@ -2,7 +2,7 @@
 
 Both routes are predicted as if the work joined the end of their queues now:
 
-    CPU   backlog / workers, unless one is idle  +  wake-up  +  documents * (fixed + byte * mean size)
+    CPU   backlog / workers that are awake  +  wake-up  +  documents * (fixed + byte * mean size)
     GPU   rest of the replay under way  +  replay of the batch that the work would be in  +  what needs the CPU then
 
 The faster one answers. When they are equal within 10 %, the one that takes less of the host's CPU does: it is kept
@@ -64,7 +64,7 @@ class CpuLoad(NamedTuple):
 
     n_workers: int
     n_idle: int
-    """Workers that would begin at once."""
+    """Workers that sleep."""
     waiting_bytes: int = 0
     waiting_documents: int = 0
     start_ns: float = 0.0
@@ -138,12 +138,14 @@ def cpu_completion_ns(n_documents: int, each: int, load: CpuLoad, cost: RouteCos
     """Predicted nanoseconds until documents of `each` bytes are encoded by one worker."""
     at = cost.time.at
     run_ns = load.start_ns + n_documents * at(each)
-    if load.n_idle > 0:
-        return run_ns
-    waiting = load.waiting_documents
-    # The one more: on average, the next worker has that much left to do.
-    backlog_ns = (waiting + 1) * (at(load.waiting_bytes // waiting) if waiting else at(each))
-    return run_ns + backlog_ns / load.n_workers
+    waiting, n_awake = load.waiting_documents, load.n_workers - load.n_idle
+    if load.n_idle <= 0:
+        # One more: on average, the next worker has that much left to do.
+        return run_ns + (waiting + 1) * at(load.waiting_bytes // waiting if waiting else each) / n_awake
+    if waiting and n_awake:
+        # What waits although workers are idle gathers behind those that are awake.
+        return run_ns + waiting * at(load.waiting_bytes // waiting) / n_awake
+    return run_ns
 
 
 def gpu_completion_ns(n_bytes: int, n_documents: int, load: GpuLoad, cost: RouteCost, now_ns: int) -> float:

@@ -87,11 +87,14 @@ def test_policies_and_what_is_not_ready() -> None:
 
 
 def test_a_busy_cpu_route_is_left() -> None:
-    """What waits there counts, unless a worker is idle."""
+    """What waits there counts, for the workers that are awake."""
     cpu, gpu = cost(50, 50), cost(80, 50)
-    assert choose(cpu, gpu, load=CpuLoad(4, 1, 40_000, 10)).route == CPU
-    assert choose(cpu, gpu, load=CpuLoad(4, 0, 4_000, 1)).route == CPU
+    assert choose(cpu, gpu, load=CpuLoad(4, 1)).route == CPU
+    assert choose(cpu, gpu, load=CpuLoad(4, 0)).route == CPU
+    assert choose(cpu, gpu, load=CpuLoad(4, 1, 4_000, 1)).route == CPU
+    assert choose(cpu, gpu, load=CpuLoad(4, 3, 4_000, 1)).route == GPU
     assert choose(cpu, gpu, load=CpuLoad(4, 0, 40_000, 10)).route == GPU
+    assert choose(cpu, gpu, load=CpuLoad(4, 4, 4_000, 1)).route == CPU
 
 
 def test_waking_a_worker_takes_time() -> None:
