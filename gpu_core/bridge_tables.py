@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_core import cuckoo
+from gpu_core.blank_runs import blank_run
 from gpu_core.character_bpe import BLANK, CharacterBpe, check_character_bpe, read_character_bpe
 from gpu_core.closed import PairLookup, merge_rows
 from gpu_core.errors import UnsupportedTokenizer
@@ -32,10 +33,11 @@ MAX_RUN_BYTES = HALO_RIGHT - 8
 """Longest added token that is a run: one that begins in a tile must end, and its end be seen, in the same window."""
 MAX_RUN_START = 8
 """Bytes of the shortest one at most: what may or may not be one lies so near the window's end that nobody asks."""
-MAX_RUNS = 15
+MAX_RUNS = 14
 _PAIR_SEED = 1
 _ASCII = 128
-_FIRST_OF_LITERAL, _FIRST_OF_RUN = 0x80, 0x40
+_FIRST_OF_LITERAL, _FIRST_OF_RUN, _OF_SEVERAL = 0x80, 0x40, 0x10
+_OF_TEXT = 1 << 31
 
 
 class Joins:
@@ -85,22 +87,25 @@ def build_bridge_tables(data: bytes, spec: TokenizerSpec) -> tuple[dict[str, NDA
     runs, literals = split_literals(spec)
     closed = {content.replace(BLANK, " ").encode(): i for content, i in closed_strings(model).items()}
     longer = {entry: i for entry, i in closed.items() if SHORT_KEY < len(entry) <= MAX_PRETOKEN}
+    blanks = blank_run(model, spec)
     numbers = {
         "max_literal": max(map(len, literals), default=0),
-        "n_runs": len(runs),
+        "n_runs": len(runs) + (blanks is not None),
         **{f"pair_{name}": factor for name, factor in zip("ab", cuckoo.factors(_PAIR_SEED), strict=False)},
     }
     pool = StringPool()
     arrays: dict[str, NDArray[Any]] = {"ascii_pairs": _ascii_pairs(model), "pair_bits": _pair_bits(model)}
     arrays["ascii"] = _first_bytes(runs, literals)
+    if blanks:
+        arrays["ascii"][ord(" ")] |= len(runs) + 1 | _OF_SEVERAL
     arrays["character_pages"], arrays["character_blocks"] = _character_table(model)
     arrays["byte_ids"] = model.byte_ids
     arrays["short_slots"] = short_table(closed, numbers)
     arrays["long_slots"] = string_table("long", longer, pool, numbers)
-    arrays["merge_slots"], arrays["merge_ids"] = merge_table(model.rules, numbers)
+    arrays["merge_slots"] = merge_table(model.rules, numbers)
     arrays["literal_slots"] = string_table("literal", literals, pool, numbers)
     arrays["literal_bigrams"] = bigram_bits(literals)
-    arrays["runs"], arrays["run_ids"] = _run_table(runs)
+    arrays["runs"], arrays["run_ids"] = _run_table(runs, blanks)
     arrays["pool"] = pool.array()
     return arrays, numbers
 
@@ -174,11 +179,11 @@ def _character_table(model: CharacterBpe) -> tuple[NDArray[np.uint16], NDArray[n
     return pages.reshape(-1).astype(np.uint16), np.ascontiguousarray(blocks)
 
 
-def _run_table(runs: list[RunLiteral]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """Rows of (code point, shortest, longest, first place in the ids), and the ids."""
+def _run_table(runs: list[RunLiteral], blanks: RunLiteral | None) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """Rows of (code point, shortest, longest, first place in the ids), and the ids; blanks last, with a flag."""
     rows: list[tuple[int, int, int, int]] = []
     ids: list[int] = []
-    for run in runs:
-        rows.append((ord(run.character), run.shortest, run.longest, len(ids)))
+    for run in [*runs, *([blanks] if blanks else [])]:
+        rows.append((ord(run.character), run.shortest | (_OF_TEXT if run is blanks else 0), run.longest, len(ids)))
         ids += run.ids
     return np.array(rows, dtype=np.uint32).reshape(-1, 4), np.array(ids, dtype=np.uint32)

@@ -68,15 +68,15 @@ def seeds() -> Iterator[int]:
     return iter(range(1, 65))
 
 
-def n_slots(n_keys: int) -> int:
-    """Slots of a table for `n_keys`: the smallest power of two that keeps the load under `MAX_LOAD`."""
-    return 1 << max(4, int(n_keys / MAX_LOAD).bit_length())
+def n_slots(n_keys: int, max_load: float = MAX_LOAD) -> int:
+    """Slots of a table for `n_keys`: the smallest power of two that keeps the load under `max_load`."""
+    return 1 << max(4, int(n_keys / max_load).bit_length())
 
 
-def place(keys: Words, seed: int) -> Placement | None:
+def place(keys: Words, seed: int, max_load: float = MAX_LOAD) -> Placement | None:
     """Put every key into one of its slots; None when this seed does not work out."""
     n = len(keys)
-    size = n_slots(n)
+    size = n_slots(n, max_load)
     shift = 33 - size.bit_length()
     slots = slots_of(keys, seed, shift)
     owner = np.full(size, -1, dtype=np.int64)

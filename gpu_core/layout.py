@@ -99,7 +99,6 @@ TABLES = np.dtype(
         ("short_slots", _POINTER),
         ("long_slots", _POINTER),
         ("merge_slots", _POINTER),
-        ("merge_ids", _POINTER),
         ("byte_ids", _POINTER),
         ("literal_slots", _POINTER),
         ("literal_bigrams", _POINTER),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,6 +18,7 @@ ID_BITS = 18
 ORDER_BITS = 28
 """Bits of a rule's order in a merge slot, which compares as ranks do; the lowest says "merged one place at a time"."""
 TIE_BITS = ORDER_BITS - ID_BITS - 1
+_DENSE_LOAD = 0.495
 _EMPTY_SLOT = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
@@ -39,9 +42,11 @@ def key_words(entries: list[bytes]) -> NDArray[np.uint32]:
     return np.frombuffer(padded, "<u4").reshape(-1, 4)
 
 
-def _place(name: str, keys: NDArray[np.uint32], numbers: dict[str, int]) -> NDArray[np.int64]:
+def _place(
+    name: str, keys: NDArray[np.uint32], numbers: dict[str, int], max_load: float = cuckoo.MAX_LOAD
+) -> NDArray[np.int64]:
     for seed in cuckoo.seeds():
-        placement = cuckoo.place(keys, seed)
+        placement = cuckoo.place(keys, seed, max_load)
         if placement is not None:
             numbers[f"{name}_shift"] = placement.shift
             for i, factor in enumerate(cuckoo.factors(seed)):
@@ -94,24 +99,42 @@ def string_table(name: str, strings: dict[bytes, int], pool: StringPool, numbers
     return slots
 
 
-def merge_table(rules: Rules, numbers: dict[str, int]) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
-    """Slots `left << 46 | right << 28 | order`, and the ids by order when the order does not hold them itself."""
+def merge_table(rules: Rules, numbers: dict[str, int]) -> NDArray[Any]:
+    """Slots `left << 46 | right << 28 | order`; rows (left, right, order, product) where no order holds the product.
+
+    An order is even, or odd if the rule is merged one place at a time.
+    """
     by_pair = rules.by_pair()
     pairs = np.array(list(by_pair), dtype=np.uint32).reshape(-1, 2)
-    left, right = pairs.astype(np.uint64).T
     rank, _product = np.array(list(by_pair.values()), dtype=np.int64).reshape(-1, 2).T
     order = _product_order(rules)
-    ids = np.zeros(0, dtype=np.uint32)
     if order is None:
-        order, ids = np.arange(len(rules.product)), rules.product.astype(np.uint32)
+        return _wide_merge_table(rules, pairs, rank, numbers)
     order = order << 1 | merged_one_at_a_time(rules)
     owner = _place("merge", pairs, numbers)
     used = owner >= 0
     rule = owner[used]
     slots = np.full(len(owner), _EMPTY_SLOT)
-    shift = np.uint64(ORDER_BITS)
-    slots[used] = (left[rule] << np.uint64(ID_BITS) | right[rule]) << shift | order[rank[rule]].astype(np.uint64)
-    return slots, ids
+    left, right = pairs[rule].astype(np.uint64).T
+    slots[used] = (left << np.uint64(ID_BITS) | right) << np.uint64(ORDER_BITS) | order[rank[rule]].astype(np.uint64)
+    return slots
+
+
+def _wide_merge_table(
+    rules: Rules, pairs: NDArray[np.uint32], rank: NDArray[np.int64], numbers: dict[str, int]
+) -> NDArray[np.uint32]:
+    try:
+        # These slots are large, and a smaller table stays nearer.
+        owner = _place("merge", pairs, numbers, _DENSE_LOAD)
+    except UnsupportedTokenizer:
+        owner = _place("merge", pairs, numbers)
+    used = owner >= 0
+    rule = owner[used]
+    slots = np.full((len(owner), 4), 0xFFFFFFFF, dtype=np.uint32)
+    slots[used, :2] = pairs[rule]
+    slots[used, 2] = (np.arange(len(rules.product)) << 1 | merged_one_at_a_time(rules))[rank[rule]]
+    slots[used, 3] = rules.product[rank[rule]]
+    return slots
 
 
 def _product_order(rules: Rules) -> NDArray[np.int64] | None:

@@ -21,7 +21,7 @@ from gpu_core.literals import NEEDS_CPU, bigram_bits, device_literals
 from gpu_core.slots import ID_BITS, SHORT_KEY, StringPool, merge_table, short_table, string_table
 from gpu_core.spec import TokenizerSpec
 
-VERSION = 3
+VERSION = 6
 """Changes whenever a table's content or layout does, so that an old cache is not read."""
 FAMILIES = {"cl100k": 1, "qwen2": 2, "gpt2": 3, "deepseek_v3": 4}
 """Pattern families that the kernels know, by the number in `kernels/window.cuh`."""
@@ -103,7 +103,7 @@ def build_tables(data: bytes, spec: TokenizerSpec) -> Tables:
     arrays["long_slots"] = string_table("long", longer, pool, numbers)
     arrays["literal_slots"] = string_table("literal", literals, pool, numbers)
     arrays["literal_bigrams"] = bigram_bits(literals)
-    arrays["merge_slots"], arrays["merge_ids"] = merge_table(model.rules, numbers)
+    arrays["merge_slots"] = merge_table(model.rules, numbers)
     arrays["byte_ids"] = model.byte_ids
     arrays["pool"] = pool.array()
     return Tables.of(arrays, numbers, _defines(spec, FAMILIES[spec.pattern_family], arrays))
@@ -127,7 +127,7 @@ def _defines(spec: TokenizerSpec, family: int, arrays: dict[str, NDArray[Any]]) 
     return {
         "SIDETOK_FAMILY": family,
         "SIDETOK_NFC": int("NFC" in spec.normalizers),
-        "SIDETOK_RANK_IDS": int(arrays["merge_ids"].size > 0),
+        "SIDETOK_RANK_IDS": int(arrays["merge_slots"].ndim == 2),
     }
 
 

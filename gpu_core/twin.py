@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from gpu_core.closed import closed_entries
 from gpu_core.layout import MAX_PRETOKEN
 from gpu_core.literals import NEEDS_CPU, device_literals
 from gpu_core.normal_form import passes_quick_check
+from gpu_core.plain_merge import merge
 from gpu_core.spec import TokenizerSpec
 from gpu_core.tables import check_support
 from gpu_core.twin_split import Classified, Mask, classify, split
@@ -107,24 +107,3 @@ def longest_matches(document: bytes, literals: Mapping[bytes, int]) -> list[tupl
         length = next((n for n in lengths if n <= len(here) and here[:n] in literals), 0)
         found += [(at, length)] if length else []
     return found
-
-
-def merge(symbols: list[tuple[int, int]], rules: Mapping[tuple[int, int], tuple[int, int]]) -> list[tuple[int, int]]:
-    """What (position, id) pairs become, one merge at a time: the lowest rank first, the leftmost of several.
-
-    `rules`: (left, right) -> (rank, product).
-    """
-    result = list(symbols)
-
-    def rank(at: int) -> float:
-        rule = rules.get((result[at][1], result[at + 1][1])) if 0 <= at < len(result) - 1 else None
-        return rule[0] if rule else math.inf
-
-    ranks = [rank(at) for at in range(len(result) - 1)]
-    while (lowest := min(ranks, default=math.inf)) < math.inf:
-        at = ranks.index(lowest)
-        product = rules[result[at][1], result[at + 1][1]][1]
-        result[at : at + 2] = [(result[at][0], product)]
-        # The pair itself is gone; those before and behind it have a new part.
-        ranks[max(at - 1, 0) : at + 2] = [rank(i) for i in (at - 1, at) if 0 <= i < len(result) - 1]
-    return result

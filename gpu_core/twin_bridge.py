@@ -16,8 +16,9 @@ from gpu_core.bridge_tables import closed_strings
 from gpu_core.character_bpe import BLANK, CharacterBpe
 from gpu_core.layout import MAX_PRETOKEN
 from gpu_core.literals import NEEDS_CPU
+from gpu_core.plain_merge import merge
 from gpu_core.run_literals import RunLiteral
-from gpu_core.twin import TwinResult, longest_matches, merge
+from gpu_core.twin import TwinResult, longest_matches
 
 Joins = Callable[[str, str], bool]
 """Whether a token may lie across two neighbours. It may say so too often: a component is only larger then."""
@@ -35,9 +36,13 @@ class BridgeTwin:
         literals: dict[bytes, int],
         joins: Joins | None = None,
         max_bytes: int = MAX_PRETOKEN,
+        blanks: RunLiteral | None = None,
     ) -> None:
-        """`joins`: the exact pairs by default. A longer component than `max_bytes` sends its document to the CPU."""
-        self.model, self.literals, self.max_bytes = model, literals, max_bytes
+        """`joins`: the exact pairs by default. A longer component than `max_bytes` sends its document to the CPU.
+
+        `blanks`: runs of plain spaces that are components by themselves, see `gpu_core.blank_runs`.
+        """
+        self.model, self.literals, self.max_bytes, self.blanks = model, literals, max_bytes, blanks
         self.joins = joins or (lambda x, y: (x, y) in model.joined_pairs)
         self.runs = {run.character: run for run in runs}
         self.rules = model.rules.by_pair()
@@ -100,11 +105,29 @@ class BridgeTwin:
         spelling = _spelling(document[begin:end].decode(), begin)
         if self.model.prepends and spelling:
             spelling.insert(0, (begin, BLANK))
+        borders = self.blank_borders(document, begin, end)
         first = 0
         for at in range(1, len(spelling) + 1):
-            if at == len(spelling) or not self.joins(spelling[at - 1][1], spelling[at][1]):
+            is_end = at == len(spelling) or spelling[at][0] in borders
+            if is_end or not self.joins(spelling[at - 1][1], spelling[at][1]):
                 yield spelling[first:at]
                 first = at
+
+    def blank_borders(self, document: bytes, begin: int, end: int) -> set[int]:
+        """Where the tokens of runs of plain spaces begin and end."""
+        borders: set[int] = set()
+        if self.blanks is None:
+            return borders
+        for match in re.finditer(b"  +", document[begin:end]):
+            at, behind, raw = begin + match.start(), begin + match.end(), BLANK.encode()
+            if document[:at].endswith(raw):
+                continue
+            for piece in self.blanks.pieces(behind - at):
+                if piece < self.blanks.longest and document[behind:].startswith(raw):
+                    break
+                borders |= {at, at + piece}
+                at += piece
+        return borders
 
     def encode_component(self, component: Spelling) -> list[tuple[int, int]]:
         """(position, id) of each token: the whole component if it is a closed entry, else what the merges leave."""

@@ -30,10 +30,15 @@ __device__ __forceinline__ uint4 find_string(const Shared& sh, const uint4* slot
 
 // Bytes from a position up to the next border between documents, at most MAX_LITERAL + 1.
 __device__ __forceinline__ u32 bytes_to_border(const Shared& sh, u32 position) {
-    for (u32 length = 1; length <= MAX_LITERAL; ++length) {
-        if (position + length >= WINDOW || bit_at(sh.document_border, position + length)) return length;
+    u32 word = (position + 1) >> 5, unseen = bits_below((position + 1) & 31u), border = WINDOW;
+    for (; word < WORDS && word * 32 <= position + MAX_LITERAL; ++word, unseen = 0) {
+        u32 bits = sh.document_border[word] & ~unseen;
+        if (bits) {
+            border = word * 32 + __ffs(bits) - 1;
+            break;
+        }
     }
-    return MAX_LITERAL + 1;
+    return min(border - position, MAX_LITERAL + 1);
 }
 
 // Returns whether one of the bits was set before.

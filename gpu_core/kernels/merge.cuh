@@ -10,7 +10,26 @@
 
 constexpr u32 NO_RULE = 0xffffffffu;
 
+// The product of a rule whose order holds it.
+__device__ __forceinline__ u32 product_of(u32 order) { return order >> 10; }
+
 // A rule of the table on its way: both slots are loaded at once, and those of several pairs before the first is looked at.
+#if SIDETOK_RANK_IDS
+struct Rule {
+    u32 left, right;
+    uint4 first, second;  // left, right, order, product
+
+    __device__ __forceinline__ bool is(const uint4& slot) const { return slot.x == left && slot.y == right; }
+    __device__ __forceinline__ u32 order() const { return is(first) ? first.z : is(second) ? second.z : NO_RULE; }
+    __device__ __forceinline__ u32 product() const { return is(first) ? first.w : second.w; }
+};
+
+__device__ __forceinline__ Rule load_rule(const Tables& t, u32 left, u32 right) {
+    Slots where = slots_of(t.merge_hash, left, right);
+    const uint4* slots = reinterpret_cast<const uint4*>(t.merge_slots);
+    return {left, right, __ldg(&slots[where.first]), __ldg(&slots[where.second])};
+}
+#else
 struct Rule {
     u64 wanted, first, second;
 
@@ -19,6 +38,7 @@ struct Rule {
         if (first >> 28 == wanted) return static_cast<u32>(first) & 0x0fffffffu;
         return second >> 28 == wanted ? static_cast<u32>(second) & 0x0fffffffu : NO_RULE;
     }
+    __device__ __forceinline__ u32 product() const { return product_of(order()); }
 };
 
 __device__ __forceinline__ Rule load_rule(const Tables& t, u32 left, u32 right) {
@@ -26,13 +46,10 @@ __device__ __forceinline__ Rule load_rule(const Tables& t, u32 left, u32 right) 
     return {static_cast<u64>(left) << 18 | right, __ldg(&t.merge_slots[where.first]),
             __ldg(&t.merge_slots[where.second])};
 }
+#endif
 
 __device__ __forceinline__ u32 pair_order(const Tables& t, u32 left, u32 right) {
     return load_rule(t, left, right).order();
-}
-
-__device__ __forceinline__ u32 product_of(const Tables& t, u32 order) {
-    return SIDETOK_RANK_IDS ? __ldg(&t.merge_ids[order >> 1]) : order >> 10;
 }
 
 __device__ __forceinline__ u32 byte_id(const Shared& sh, const Tables& t, u32 position) {
@@ -94,7 +111,12 @@ struct Group {
     u32 i, base;  // this lane in the group, the group's first lane in the warp
     Mask alive;
     u32 symbol[N], order[N];
+    u32 product[HAS_RANK_IDS ? N : 1];
 
+    // What the pair that begins at a symbol becomes.
+    __device__ __forceinline__ u32 product_at(u32 h) const {
+        return HAS_RANK_IDS ? product[HAS_RANK_IDS ? h : 0] : product_of(order[h]);
+    }
     __device__ __forceinline__ Mask bit(u32 h) const { return static_cast<Mask>(1) << (h * G + i); }
     __device__ __forceinline__ Mask before(u32 h) const { return alive & (bit(h) - 1); }
     __device__ __forceinline__ Mask behind(u32 h) const { return alive & ~(bit(h) | (bit(h) - 1)); }
@@ -146,6 +168,7 @@ struct Group {
                 order[h] = NO_RULE;
             } else if (changed & bit(h)) {
                 order[h] = behind(h) ? rule[h].order() : NO_RULE;
+                if constexpr (HAS_RANK_IDS) product[h] = rule[h].product();
             }
         }
     }
@@ -160,11 +183,11 @@ struct Group {
             u32 left = symbol_at(earlier ? last_of(earlier) : 0), right = symbol_at(later ? first_of(later) : 0);
             lower[h] = false;
             if ((rule_order & 1u) && (merged & bit(h))) {
-                u32 product = product_of(t, rule_order);
+                u32 whole = product_at(h);
                 // The symbol before belongs to the place before, when that is merged with it.
-                if (above && (merged >> last_of(above) & 1u)) left = product;
-                lower[h] = (earlier && pair_order(t, left, product) < rule_order) ||
-                           (later && pair_order(t, product, right) < rule_order);
+                if (above && (merged >> last_of(above) & 1u)) left = whole;
+                lower[h] = (earlier && pair_order(t, left, whole) < rule_order) ||
+                           (later && pair_order(t, whole, right) < rule_order);
             }
         }
         bool any;
@@ -203,7 +226,7 @@ __device__ __forceinline__ void merge_groups(Shared& sh, const Tables& t, u32 po
         g.alive &= ~next_of(merged, g.alive);
         Mask changed = merged;
         for (u32 h = 0; h < N; ++h) {
-            if (merged & g.bit(h)) g.symbol[h] = product_of(t, lowest);
+            if (merged & g.bit(h)) g.symbol[h] = g.product_at(h);
             if (g.behind(h) && (merged >> first_of(g.behind(h)) & 1u)) changed |= g.bit(h);
         }
         g.find_orders(t, changed);
@@ -232,10 +255,22 @@ __device__ __forceinline__ u32 previous_alive(const Shared& sh, u32 position, u3
     return bits && found >= begin ? found : FULL;
 }
 
+// What the pair that begins at a position becomes.
+__device__ __forceinline__ u32 product_at(const Shared& sh, u32 position) {
+    return HAS_RANK_IDS ? sh.product[HAS_RANK_IDS ? position : 0] : product_of(sh.order[position]);
+}
+
+// Finds the rule of the pair of two symbols, the first of which lies at a position.
+__device__ __forceinline__ void find_pair(Shared& sh, const Tables& t, u32 position, u32 left, u32 right) {
+    const Rule rule = load_rule(t, left, right);
+    sh.order[position] = rule.order();
+    if constexpr (HAS_RANK_IDS) sh.product[position] = rule.product();
+}
+
 // Whether merging at a position forms a pair of lower order than its own; `joined`: the symbol before is merged away, too.
 __device__ __forceinline__ bool forms_lower(const Shared& sh, const Tables& t, u32 position, u32 partner, u32 begin,
                                             u32 end, u32 lowest, bool joined) {
-    u32 product = product_of(t, lowest), before = previous_alive(sh, position, begin);
+    u32 product = product_at(sh, position), before = previous_alive(sh, position, begin);
     u32 behind = next_alive(sh, partner, end);
     if (before != FULL && pair_order(t, joined ? product : sh.symbol[before], product) < lowest) return true;
     return behind < end && pair_order(t, product, sh.symbol[behind]) < lowest;
@@ -264,7 +299,7 @@ __device__ __forceinline__ bool merge_places(Shared& sh, const Tables& t, u32 wo
     }
     __syncwarp();
     if (selected) {
-        sh.symbol[position] = product_of(t, lowest);
+        sh.symbol[position] = product_at(sh, position);
         sh.order[partner] = NO_RULE;
         atomicAnd(&sh.token[partner >> 5], ~(1u << (partner & 31u)));
     }
@@ -273,35 +308,46 @@ __device__ __forceinline__ bool merge_places(Shared& sh, const Tables& t, u32 wo
     return stops != 0;
 }
 
+// The lowest of several orders, the first position that has it, and whether there are more.
+struct Lowest {
+    u32 order, place;
+    bool is_repeated;
+};
+
 // A long pre-token: bytes [begin, end) of the window. Lane i looks after the positions begin + i, begin + i + 32, ...
 struct Stretch {
     u32 begin, end;
 
     // The lowest order among this lane's positions.
-    __device__ __forceinline__ u32 lowest(const Shared& sh) const {
-        u32 result = NO_RULE;
-        for (u32 at = begin + lane_id(); at < end; at += 32) result = min(result, sh.order[at]);
+    __device__ __forceinline__ Lowest lowest(const Shared& sh) const {
+        Lowest result = {NO_RULE, FULL, false};
+        for (u32 at = begin + lane_id(); at < end; at += 32) {
+            u32 order = sh.order[at];
+            if (order < result.order) {
+                result = {order, at, false};
+            } else if (order == result.order) {
+                result.is_repeated = true;
+            }
+        }
         return result;
     }
     __device__ __forceinline__ bool is_mine(u32 position) const { return ((position - begin) & 31u) == lane_id(); }
 };
 
 // Merges the only place of a rule. The first lane finds the order of the product's pair, the second one that of the pair before.
-__device__ __forceinline__ void merge_place(Shared& sh, const Tables& t, const Stretch& s, u32 place, u32 lowest,
-                                            u32& own) {
-    u32 partner = next_alive(sh, place, s.end), product = product_of(t, lowest);
+__device__ __forceinline__ void merge_place(Shared& sh, const Tables& t, const Stretch& s, u32 place, Lowest& own) {
+    u32 partner = next_alive(sh, place, s.end), product = product_at(sh, place);
     u32 behind = next_alive(sh, partner, s.end), before = previous_alive(sh, place, s.begin);
-    u32 order = NO_RULE;
-    if (lane_id() == 0 && behind < s.end) order = pair_order(t, product, sh.symbol[behind]);
-    if (lane_id() == 1 && before != FULL) order = pair_order(t, sh.symbol[before], product);
-    __syncwarp();
-    if (lane_id() == 0) {
+    const bool is_first = lane_id() == 0, wanted = is_first ? behind < s.end : lane_id() == 1 && before != FULL;
+    u32 neighbour = wanted ? sh.symbol[is_first ? behind : before] : 0;
+    __syncwarp();  // all lanes have read what the first two write now
+    if (is_first) {
         sh.symbol[place] = product;
-        sh.order[place] = order;
-        sh.order[partner] = NO_RULE;
+        sh.order[place] = sh.order[partner] = NO_RULE;
         atomicAnd(&sh.token[partner >> 5], ~(1u << (partner & 31u)));
-    } else if (lane_id() == 1 && before != FULL) {
-        sh.order[before] = order;
+    }
+    if (wanted) {
+        find_pair(sh, t, is_first ? place : before, is_first ? product : neighbour, is_first ? neighbour : product);
     }
     __syncwarp();
     if (s.is_mine(place) || s.is_mine(partner) || (before != FULL && s.is_mine(before))) own = s.lowest(sh);
@@ -317,7 +363,9 @@ __device__ __forceinline__ void merge_all_places(Shared& sh, const Tables& t, co
         if (!bit_at(sh.token, at)) continue;
         u32 next = next_alive(sh, at, s.end);
         bool changed = bit_at(sh.selected, at) || (next < s.end && bit_at(sh.selected, next));
-        if (changed) sh.order[at] = next < s.end ? pair_order(t, sh.symbol[at], sh.symbol[next]) : NO_RULE;
+        if (!changed) continue;
+        sh.order[at] = NO_RULE;
+        if (next < s.end) find_pair(sh, t, at, sh.symbol[at], sh.symbol[next]);
     }
     __syncwarp();
     for (u32 at = s.begin + lane_id(); at < s.end; at += 32) {
@@ -338,21 +386,18 @@ __device__ __forceinline__ void merge_long(Shared& sh, const Tables& t, u32 begi
     for (u32 at = begin + lane_id(); at < s.end; at += 32) {
         u32 next = HAS_CHARACTERS ? next_alive(sh, at, s.end) : at + 1;
         bool pairs = next < s.end && (!HAS_CHARACTERS || bit_at(sh.token, at));
-        sh.order[at] = pairs ? pair_order(t, sh.symbol[at], sh.symbol[next]) : NO_RULE;
+        sh.order[at] = NO_RULE;
+        if (pairs) find_pair(sh, t, at, sh.symbol[at], sh.symbol[next]);
     }
     __syncwarp();
-    u32 own = s.lowest(sh);
+    Lowest own = s.lowest(sh);
     while (true) {
-        u32 lowest = warp_min(own);
+        u32 lowest = warp_min(own.order);
         if (lowest == NO_RULE) return;
-        u32 n_places = 0, place = FULL;
-        for (u32 at = begin + lane_id(); own == lowest && at < s.end; at += 32) {
-            bool here = sh.order[at] == lowest;
-            n_places += here;
-            place = min(place, here ? at : FULL);
-        }
-        if (warp_sum(n_places) == 1) {
-            merge_place(sh, t, s, warp_min(place), lowest, own);
+        u32 lanes = __ballot_sync(FULL, own.order == lowest);
+        bool is_only = (lanes & (lanes - 1)) == 0 && !__any_sync(FULL, own.order == lowest && own.is_repeated);
+        if (is_only) {
+            merge_place(sh, t, s, __shfl_sync(FULL, own.place, __ffs(lanes) - 1), own);
         } else {
             merge_all_places(sh, t, s, lowest);
             own = s.lowest(sh);

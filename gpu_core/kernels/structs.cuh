@@ -92,8 +92,7 @@ struct Tables {
     const u8* nfc_blocks;
     const uint4* short_slots;  // entries of up to 12 bytes: the bytes, and id << 4 | length
     const uint4* long_slots;   // (low hash word, offset in pool, length, id)
-    const u64* merge_slots;    // left << 46 | right << 28 | order
-    const u32* merge_ids;      // product by order >> 1, when the order does not hold it
+    const u64* merge_slots;    // left << 46 | right << 28 | order; with SIDETOK_RANK_IDS two words, see merge.cuh
     const u32* byte_ids;
     const uint4* literal_slots;  // like long_slots; bit 31 of the id: needs the CPU
     const u32* literal_bigrams;  // bit first << 8 | second: a literal begins so

@@ -25,7 +25,8 @@ constexpr u32 CL100K = 1, QWEN2 = 2, GPT2 = 3, DEEPSEEK = 4, BRIDGE = 5;
 #endif
 constexpr u32 FAMILY = SIDETOK_FAMILY;
 constexpr bool FOLDS_CASE = FAMILY == CL100K || FAMILY == QWEN2;
-constexpr bool HAS_CHARACTERS = FAMILY == BRIDGE;  // symbols are characters, not bytes
+constexpr bool HAS_CHARACTERS = FAMILY == BRIDGE;     // symbols are characters, not bytes
+constexpr bool HAS_RANK_IDS = SIDETOK_RANK_IDS != 0;  // orders are ranks; slots hold the products
 constexpr bool HAS_CONTRACTIONS = FAMILY != DEEPSEEK;
 constexpr u32 N_CODE_PLANES = FAMILY == DEEPSEEK ? 4 : 3;
 
@@ -54,6 +55,7 @@ struct Shared {
     u32 text[ARENA / 4 + 4];
     u32 symbol[ARENA];  // id of the token that begins at a byte
     u32 order[ARENA];   // order of the pair that begins at a byte; in the end: positions of the tokens, closed up
+    u32 product[HAS_RANK_IDS ? ARENA : 1];  // of that pair, when its order does not hold it
     u32 code[N_CODE_PLANES][WORDS];
     u32 lead[WORDS], one[WORDS], two[WORDS], a_to_z[WORDS], ascii_punctuation[WORDS];
     u32 candidate[WORDS];        // an added token may begin here

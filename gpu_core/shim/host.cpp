@@ -96,7 +96,6 @@ unsigned sidetok_layout(unsigned* output) {
         offsetof(Tables, short_slots),
         offsetof(Tables, long_slots),
         offsetof(Tables, merge_slots),
-        offsetof(Tables, merge_ids),
         offsetof(Tables, byte_ids),
         offsetof(Tables, literal_slots),
         offsetof(Tables, literal_bigrams),

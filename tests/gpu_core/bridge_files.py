@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from functools import cache
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -16,8 +17,11 @@ LITERALS = ["<end>", "<b>", "<table>", *("\n" * n for n in range(1, 5)), *(BLANK
 
 
 @cache
-def sentencepiece(prepends: bool) -> bytes:
-    """A small file of the kind: rules over several words, runs as added tokens, and ranks out of order."""
+def sentencepiece(prepends: bool, n_blanks: int = 0) -> bytes:
+    """A small file of the kind: rules over several words, runs as added tokens, and ranks out of order.
+
+    With `n_blanks`, the rules of runs of up to so many blanks come first, the longest before the others, as in Gemma.
+    """
     steps: list[normalizers.Normalizer] = [normalizers.Prepend(BLANK)] if prepends else []
     replace = normalizers.Replace(" ", BLANK)
     trained = Tokenizer(models.BPE())
@@ -36,6 +40,8 @@ def sentencepiece(prepends: bool) -> bytes:
         model["vocab"][content] = len(model["vocab"])
     # Ranks out of the order of the products, as in Gemma: where ids and ranks disagree, ranks decide.
     random.Random(0).shuffle(model["merges"])
+    if n_blanks:
+        _put_blanks_first(model, n_blanks)
     tokenizer = Tokenizer(
         models.BPE(
             vocab=model["vocab"],
@@ -53,7 +59,21 @@ def sentencepiece(prepends: bool) -> bytes:
     return tokenizer.to_str().encode()
 
 
+def _put_blanks_first(model: dict[str, Any], n_blanks: int) -> None:
+    """Rules of runs of blanks first, and no others of runs of two or more."""
+    runs = [BLANK * n for n in range(1, n_blanks + 1)]
+    for run in runs:
+        model["vocab"].setdefault(run, len(model["vocab"]))
+    others = [
+        pair
+        for pair in model["merges"]
+        if set(pair).isdisjoint(runs[1:]) and "".join(pair).strip(BLANK) and "".join(pair) in model["vocab"]
+    ]
+    first = [[BLANK * k, BLANK * (n - k)] for n in range(n_blanks, 1, -1) for k in range(n - 1, 0, -1)]
+    model["merges"] = first + others
+
+
 def file_of(family: str) -> bytes:
     """One of ours, or a real one."""
-    ours = {"ours": False, "ours_prepending": True}
-    return sentencepiece(ours[family]) if family in ours else tokenizer_json(family)
+    ours = {"ours": (False,), "ours_prepending": (True,), "ours_blanks": (False, 5)}
+    return sentencepiece(*ours[family]) if family in ours else tokenizer_json(family)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gpu_core import layout
+from gpu_core.blank_runs import blank_run
 from gpu_core.bridge_tables import Joins
 from gpu_core.character_bpe import BLANK
 from gpu_core.run_literals import split_literals
@@ -23,7 +24,7 @@ from tests.gpu_core.texts import random_text
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 CAPACITY = 256 << 10
 LENGTHS = (0, 1, 31, 32, 33, 63, 64, 65, layout.TILE - 1, layout.TILE, layout.TILE + 1, 3 * layout.TILE + 7)
-FAMILIES = ["ours", *(["gemma3"] if (SHARED / "tokenizers" / "gemma3").is_dir() else [])]
+FAMILIES = ["ours", "ours_blanks", *(["gemma3"] if (SHARED / "tokenizers" / "gemma3").is_dir() else [])]
 every_family = pytest.mark.parametrize("family", FAMILIES)
 RARE = [BLANK, "\U000e0001", "\r", "\n\n\n", "\t\t", BLANK * 2, "<b", "\u0e01\u0e33", "the ", "\U0001f600"]
 RUN = "\n" * 5 + BLANK * 6
@@ -42,7 +43,8 @@ def pipeline_of(family: str, shim_cache: Path) -> HostPipeline:
 def twin_of(family: str) -> BridgeTwin:
     """Cuts where the kernel does, and gives up where it does."""
     b = bench(family)
-    return BridgeTwin(b.model, *split_literals(b.spec), joins=Joins(tables_of(family).arrays))
+    blanks = blank_run(b.model, b.spec)
+    return BridgeTwin(b.model, *split_literals(b.spec), joins=Joins(tables_of(family).arrays), blanks=blanks)
 
 
 def texts_of(family: str, n_texts: int, seed: int, lengths: tuple[int, ...] = LENGTHS) -> list[str]:
@@ -77,8 +79,8 @@ def test_planes_and_starts_are_the_twins(family: str, shim_cache: Path) -> None:
         starts, codes = pipeline.starts([data])
         assert np.flatnonzero(starts).tolist() == twin.starts(data)
         expected, at, before = np.zeros(len(data), np.uint8), 0, ""
-        for char in text:
-            is_run = char in twin.runs
+        for char, behind in zip(text, text[1:] + "\n", strict=True):
+            is_run = char in twin.runs or (twin.blanks is not None and char == " " and " " in (before, behind))
             expected[at] = bool(before and twin.joins(before, char)) | is_run << 1 | (is_run and char == before) << 2
             at, before = at + len(char.encode()), char
         np.testing.assert_array_equal(codes, expected)
@@ -175,6 +177,22 @@ def test_long_runs_are_followed_to_their_beginning(family: str, shim_cache: Path
         texts += [chr(ord(char) ^ 0x1000) + char * 2_500 if ord(char) > 0x1000 else "\r" + char * 2_500]
         result = encode(family, shim_cache, texts)
         assert check(family, texts, result) == len(texts)
+
+
+@every_family
+def test_runs_of_blanks_beside_blank_characters(family: str, shim_cache: Path) -> None:
+    """The model cannot tell a U+2581 from a blank: runs of both, of every length, in documents that touch."""
+    assert (twin_of(family).blanks is None) == (family == "ours")
+    rng = random.Random(family)
+    pieces = [" ", "  ", " " * 5, " " * 6, " " * 31, " " * 32, " " * 63, BLANK, BLANK, "ab", "\n", "<b>", "\u4e2d"]
+    texts = ["".join(rng.choices(pieces, k=rng.randint(1, 12))) for _ in range(300)]
+    texts += [" " * n for n in range(1, 70)] + ["a" + " " * n + BLANK + " b" for n in range(70)]
+    if family != "ours":
+        texts += [before + " " * 3_000 + after for before in ("", "a", "\n", BLANK * 2) for after in ("", "ab", BLANK)]
+        texts += ["\r" * (800 + n) + " " * 200 + BLANK + "x" for n in range(0, 64, 1 if FULL else 7)]
+    result = encode(family, shim_cache, texts)
+    answered = check(family, texts, result)
+    assert answered > len(texts) - (4 if family != "ours" else 60)
 
 
 @every_family
