@@ -1,26 +1,20 @@
-"""Chat templates: compiled once per model, rendered in a sandbox, as Hugging Face's `apply_chat_template` does.
-
-The environment is the one that templates are written for: trimmed blocks, loop controls, `tojson` that escapes nothing,
-`raise_exception`, `strftime_now` and `{% generation %}` blocks.
-"""
+"""Chat templates: compiled once per model, rendered in a sandbox, as Hugging Face's `apply_chat_template` does."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+import time
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
-from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import Template, TemplateError, TemplateSyntaxError
 
 from service.chat_ast import loops_over_content, loops_over_named_content, string_constants
+from service.chat_sandbox import MAX_RENDERED_CHARS, Clock, Refusal, Sandbox
 from service.errors import ChatTemplateError
 
-MAX_RENDERED_CHARS = 128 << 20
-"""Characters that one rendering may produce; more is refused. A guard against templates that multiply their input."""
+MAX_REQUEST_TEMPLATE_CHARS = 1 << 17
+"""Characters of a template that comes with a request; the longest of a model that we know has 22,000."""
 
 EMPTY_CONVERSATION = "Cannot apply chat template to an empty conversation. Provide at least one message."
 
@@ -49,62 +43,14 @@ the reference's own: a template that prints the message twice leaves the first t
 Message = dict[str, Any]
 
 
-class _Refusal(TemplateError):
-    """Raised by a template through `raise_exception`."""
-
-
-class _GenerationBlock(Extension):
-    """`{% generation %}...{% endgeneration %}` marks what a model wrote; its text is rendered as it stands."""
-
-    tags = {"generation"}  # noqa: RUF012 - the base class declares it so
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        """The block as a call block, which gives its body a scope of its own."""
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_text"), [], [], body).set_lineno(line)
-
-    def _text(self, caller: Callable[[], str]) -> str:
-        return caller()
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: Any) -> None:
-    raise _Refusal(str(message))
-
-
-def _strftime_now(format: str) -> str:
-    # Templates want the date of the user's calendar, as the reference gives it: local time, no zone.
-    return datetime.now().strftime(format)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
 class _Compiled:
     """One template and what its source says about it."""
 
-    def __init__(self, name: str, source: str) -> None:
-        environment = _environment()
+    def __init__(self, name: str, source: str, clock: Clock) -> None:
+        self.sandbox = Sandbox(clock)
         try:
-            tree = environment.parse(source)
-            self.template: Template = environment.from_string(source)
+            tree = self.sandbox.parse(source)
+            self.template: Template = self.sandbox.from_string(source)
         except TemplateSyntaxError as error:
             raise ChatTemplateError(f"chat template {name!r}, line {error.lineno}: {error.message}") from None
         except (RecursionError, TemplateError, SyntaxError, ValueError) as error:
@@ -118,9 +64,14 @@ class _Compiled:
 class ChatTemplate:
     """The chat templates of one model (most have one, named `default`). Immutable; shared by all worker threads."""
 
-    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
-        """Compile every template. Raises `ChatTemplateError` that names the template and the line."""
-        self._templates = {name: _Compiled(name, source) for name, source in sources.items()}
+    def __init__(
+        self, sources: Mapping[str, str], special_tokens: Mapping[str, str], clock: Clock = time.thread_time_ns
+    ) -> None:
+        """Compile every template. Raises `ChatTemplateError` that names the template and the line.
+
+        `clock` is the one that the budget of a rendering is measured by.
+        """
+        self._templates = {name: _Compiled(name, source, clock) for name, source in sources.items()}
         self._special_tokens = dict(special_tokens)
 
     def wants_parts(self, tools: Sequence[Any] | None = None) -> bool:
@@ -174,6 +125,18 @@ class ChatTemplate:
         return compiled
 
 
+def request_template(source: str, special_tokens: Mapping[str, str]) -> ChatTemplate:
+    """A template that came with a request, compiled unless it was lately. Raises `ChatTemplateError`."""
+    if len(source) > MAX_REQUEST_TEMPLATE_CHARS:
+        raise ChatTemplateError(f"A chat template in a request has at most {MAX_REQUEST_TEMPLATE_CHARS} characters.")
+    return _request_template(source, tuple(special_tokens.items()))
+
+
+@lru_cache(maxsize=16)
+def _request_template(source: str, special_tokens: tuple[tuple[str, str], ...]) -> ChatTemplate:
+    return ChatTemplate({"default": source}, dict(special_tokens))
+
+
 def _plain_variables(variables: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return {name: value for name, value in (variables or {}).items() if name not in RESERVED_VARIABLES}
 
@@ -217,6 +180,7 @@ def _run(compiled: _Compiled, context: dict[str, Any]) -> str:
     """Render, counting characters; every failure becomes a `ChatTemplateError`."""
     pieces: list[str] = []
     n_chars = 0
+    compiled.sandbox.start()
     try:
         for piece in compiled.template.generate(context):
             n_chars += len(piece)
@@ -225,7 +189,7 @@ def _run(compiled: _Compiled, context: dict[str, Any]) -> str:
             pieces.append(piece)
     except ChatTemplateError:
         raise
-    except _Refusal as error:
+    except Refusal as error:
         raise ChatTemplateError(_public_reason(str(error), compiled.constants)) from None
     except MemoryError:
         raise ChatTemplateError("The chat template asks for more memory than there is.") from None

@@ -22,6 +22,14 @@ class InvalidBody(core.CallerError):
         self.param = param
 
 
+class InvalidField(core.CallerError):
+    """A field of a body that was read well has a value that cannot be served; `param` names it."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
 class UnsupportedMediaType(core.CallerError):
     """A content type that this endpoint does not read."""
 
@@ -55,6 +63,7 @@ TABLE: dict[type[core.SidetokError], Status] = {
     UnsupportedMediaType: Status(415, "BadRequestError", "bad_request"),
     BodyTooLarge: Status(413, "BadRequestError", "bad_request"),
     InvalidBody: Status(400, "BadRequestError", "bad_request"),
+    InvalidField: Status(400, "BadRequestError", "bad_request"),
     ChatTemplateError: Status(400, "BadRequestError", "bad_request"),
     ModelFailed: Status(500, "InternalServerError", "error"),
     ModelNotReady: Status(503, "ServiceUnavailableError", "unavailable"),

@@ -20,6 +20,9 @@ MAX_SANE_LEN = 1 << 53
 LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
 """Fields of config.json that hold the context length, in the order of preference."""
 
+GENERATION_FIELDS = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p", "max_new_tokens")
+"""Fields of generation_config.json that are the defaults of sampling parameters."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
@@ -32,6 +35,8 @@ class ModelFiles:
     """Text of each special token by its name (`bos_token`, ...), as templates use them."""
     max_model_len: int = FALLBACK_MODEL_LEN
     """Context length in ids: from config.json, else tokenizer_config.json, else `FALLBACK_MODEL_LEN`."""
+    generation_defaults: dict[str, Any] = field(default_factory=dict)
+    """Those of `GENERATION_FIELDS` that generation_config.json sets to a number."""
     tokenizer_max_len: int | None = None
     """`model_max_length` of tokenizer_config.json, when it is sane."""
 
@@ -65,6 +70,7 @@ def _from_folder(tokenizer_json: bytes, folder: Path) -> ModelFiles:
         _chat_templates(folder, tokenizer_config),
         _special_tokens(folder, tokenizer_config),
         _config_length(_read_object(folder / "config.json")) or tokenizer_max_len or FALLBACK_MODEL_LEN,
+        _generation_defaults(_read_object(folder / "generation_config.json")),
         tokenizer_max_len,
     )
 
@@ -116,6 +122,11 @@ def _config_length(config: dict[str, Any]) -> int | None:
             if (length := _sane_length(source.get(name))) is not None:
                 return length
     return None
+
+
+def _generation_defaults(config: dict[str, Any]) -> dict[str, Any]:
+    values = {name: config.get(name) for name in GENERATION_FIELDS}
+    return {name: value for name, value in values.items() if type(value) in (int, float)}
 
 
 def _sane_length(value: Any) -> int | None:

@@ -55,6 +55,10 @@ class Model:
     """Unix time of registration."""
     tokenizer: Tokenizer | None = None
     chat_template: ChatTemplate | None = None
+    special_tokens: dict[str, str] = field(default_factory=dict)
+    """Text of each special token by its name, as templates use them."""
+    generation_defaults: dict[str, Any] = field(default_factory=dict)
+    """Sampling parameters that the model's own generation_config.json sets."""
     max_model_len: int = 0
     """Context length in ids."""
     tokenizer_max_len: int | None = None
@@ -165,6 +169,8 @@ class Registry:
 
     def _fill(self, model: Model, files: ModelFiles) -> None:
         model.max_model_len = files.max_model_len
+        model.special_tokens = files.special_tokens
+        model.generation_defaults = files.generation_defaults
         model.tokenizer_max_len = files.tokenizer_max_len
         model.tokenizer = load_tokenizer(
             files.tokenizer_json,

@@ -14,37 +14,18 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from dispatcher.errors import InvalidIds, InvalidOption, InvalidText
+from dispatcher.errors import InvalidIds, InvalidOption
 from dispatcher.request import DecodeRequest, EncodeOptions, EncodeRequest, Request, Result
-from gpu_core.errors import SidetokError
 from service.codecs import IDS_PER_PIECE, ids_json
-from service.dialects.body import (
-    UNREADABLE,
-    Mistakes,
-    error_answer,
-    packed_ids,
-    read_json,
-    require_json,
-    shown_mistakes,
-    validated,
-)
-from service.dialects.vllm_chat import template_messages
+from service.dialects.body import packed_ids, read_json, validated
+from service.dialects.vllm_chat import Conversation, render
+from service.dialects.vllm_errors import VllmEndpoint
 from service.dialects.vllm_schema import Chat, Completion, Ids, validate_detokenize, validate_tokenize
 from service.endpoint import Answer, Head
-from service.errors import ChatTemplateError, InvalidBody, UnknownModel, UnsupportedMediaType, status_of
 from service.head import route_of
 from service.registry import Model, Registry
 
 BOTH_FLAGS = "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
-TEMPLATE_IN_REQUEST = (
-    "Chat template is passed with request, but --trust-request-chat-template is not set. "
-    "Refused request with untrusted chat template."
-)
-NO_CHAT_TEMPLATE = (
-    "As of transformers v4.44, default chat template is no longer allowed, so you must provide a chat template if the "
-    "tokenizer does not define one."
-)
-NOT_UNICODE = "TextEncodeInput must be Union[TextInputSequence, Tuple[InputSequence, InputSequence]]"
 ID_TOO_LARGE = "number too large to fit in target type"
 
 _WITH_SPECIAL = EncodeOptions(add_special_tokens=True)
@@ -75,32 +56,38 @@ class PackedIds(NamedTuple):
     tokens: NDArray[np.uint32]
 
 
-class Tokenize:
+class Tokenize(VllmEndpoint[Prompt | Completion | Chat]):
     """`POST /tokenize`: a prompt or a conversation to ids."""
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
+    def __init__(self, registry: Registry, trust_templates: bool = False) -> None:
+        super().__init__(registry)
+        self._trust_templates = trust_templates
 
-    def read(self, head: Head, body: bytes) -> TokenizeRequest:
-        """See `service.endpoint.Endpoint`."""
-        require_json(head)
-        try:
-            form = _tokenize_form(body)
-        except Mistakes as mistakes:
-            raise _invalid(mistakes) from None
-        model = self._registry.resolve(form.model)
-        text = _render(form, model) if isinstance(form, Chat) else form.prompt
-        options = _WITH_SPECIAL if form.add_special_tokens else _WITHOUT_SPECIAL
+    def form(self, body: bytes) -> Prompt | Completion | Chat:
+        """See `JsonEndpoint`."""
+        fields = read_json(body)
+        check_flags(fields)
+        if isinstance(fields, dict) and (form := _plain_completion(fields)) is not None:
+            return form
+        return validated(validate_tokenize, fields, body)
+
+    def request(self, head: Head, form: Prompt | Completion | Chat, n_bytes: int) -> TokenizeRequest:
+        """See `JsonEndpoint`."""
+        model = self.registry.resolve(form.model)
         return TokenizeRequest(
             model.name,
             model.ready_tokenizer,
-            [text],
-            options,
-            len(body),
+            [self._text(form, model)],
+            _WITH_SPECIAL if form.add_special_tokens else _WITHOUT_SPECIAL,
+            n_bytes,
             route=route_of(head),
+            is_slow_to_write=bool(form.return_token_strs),
             max_model_len=model.max_model_len,
             return_token_strs=bool(form.return_token_strs),
         )
+
+    def _text(self, form: Prompt | Completion | Chat, model: Model) -> str:
+        return render(_conversation(form), model, self._trust_templates) if isinstance(form, Chat) else form.prompt
 
     def write(self, head: Head, request: Request, result: Result) -> Answer:
         """See `service.endpoint.Endpoint`."""
@@ -112,54 +99,38 @@ class Tokenize:
         counts = b'{"count":%d,"max_model_len":%d,"tokens":' % (len(ids) // 4, request.max_model_len)
         return Answer(b"".join([counts, ids_json(ids), b',"token_strs":', strs, b"}"]))
 
-    def fail(self, head: Head, error: SidetokError) -> Answer:
-        """See `service.endpoint.Endpoint`."""
-        return fail(error)
 
-
-class Detokenize:
+class Detokenize(VllmEndpoint[PackedIds | Ids]):
     """`POST /detokenize`: ids to text, special tokens kept. The reference skips ids outside the vocabulary."""
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
+    def form(self, body: bytes) -> PackedIds | Ids:
+        """See `JsonEndpoint`."""
+        fields = read_json(body)
+        if isinstance(fields, dict):
+            tokens, model = fields.get("tokens"), fields.get("model")
+            if type(tokens) is list and (model is None or type(model) is str):
+                sequence = packed_ids(tokens)
+                if sequence is not None:
+                    return PackedIds(model, sequence)
+        return validated(validate_detokenize, fields, body)
 
-    def read(self, head: Head, body: bytes) -> DecodeRequest:
-        """See `service.endpoint.Endpoint`."""
-        require_json(head)
-        try:
-            form = _ids_form(body)
-        except Mistakes as mistakes:
-            raise _invalid(mistakes) from None
-        model = self._registry.resolve(form.model)
+    def request(self, head: Head, form: PackedIds | Ids, n_bytes: int) -> DecodeRequest:
+        """See `JsonEndpoint`."""
+        model = self.registry.resolve(form.model)
         sequence = packed_ids(form.tokens) if isinstance(form, Ids) else form.tokens
         if sequence is None:
             raise InvalidIds(ID_TOO_LARGE)
-        return DecodeRequest(model.name, model.ready_tokenizer, [sequence], False, len(body))
+        return DecodeRequest(model.name, model.ready_tokenizer, [sequence], False, n_bytes)
 
     def write(self, head: Head, request: Request, result: Result) -> Answer:
         """See `service.endpoint.Endpoint`."""
         return Answer(b'{"prompt":%b}' % orjson.dumps(result[0]))
 
-    def fail(self, head: Head, error: SidetokError) -> Answer:
-        """See `service.endpoint.Endpoint`."""
-        return fail(error)
 
-
-def fail(error: SidetokError) -> Answer:
-    """vLLM's error object: `{"error": {message, type, param, code}}`."""
-    status = status_of(error)
-    code, kind, message, param = status.code, status.type, str(error), None
-    if isinstance(error, InvalidBody | UnsupportedMediaType):
-        if message == UNREADABLE:
-            return Answer(orjson.dumps({"detail": UNREADABLE}), status=400)
-        code, kind, param = 400, "Bad Request", getattr(error, "param", None)
-        if isinstance(error, UnsupportedMediaType):
-            message = f"1 validation error:\n  {message}"
-    elif isinstance(error, UnknownModel):
-        param = "model"
-    elif isinstance(error, InvalidText):
-        message = NOT_UNICODE
-    return error_answer({"error": {"message": message, "type": kind, "param": param, "code": code}}, code, error)
+def check_flags(fields: Any) -> None:
+    """Raise for flags that exclude each other; on the raw values and before anything else, as vLLM does."""
+    if isinstance(fields, dict) and fields.get("continue_final_message") and fields.get("add_generation_prompt"):
+        raise InvalidOption(BOTH_FLAGS)
 
 
 def strings_json(strings: list[str | None]) -> bytes:
@@ -174,17 +145,6 @@ def _pieces(strings: list[str | None]) -> Iterator[bytes]:
         yield orjson.dumps(strings[start : start + IDS_PER_PIECE])[1:-1]
 
 
-def _tokenize_form(body: bytes) -> Prompt | Completion | Chat:
-    fields = read_json(body)
-    if isinstance(fields, dict):
-        # Checked before anything else, on the raw values, whichever form the body has.
-        if fields.get("continue_final_message") and fields.get("add_generation_prompt"):
-            raise InvalidOption(BOTH_FLAGS)
-        if (form := _plain_completion(fields)) is not None:
-            return form
-    return validated(validate_tokenize, fields, body)
-
-
 def _plain_completion(fields: dict[str, Any]) -> Prompt | None:
     """The completion form, when every field is of its own type; None leaves the decision to pydantic."""
     prompt, model = fields.get("prompt"), fields.get("model")
@@ -196,51 +156,15 @@ def _plain_completion(fields: dict[str, Any]) -> Prompt | None:
     return Prompt(model, prompt, special, strs)
 
 
-def _ids_form(body: bytes) -> PackedIds | Ids:
-    fields = read_json(body)
-    if isinstance(fields, dict):
-        tokens, model = fields.get("tokens"), fields.get("model")
-        if type(tokens) is list and (model is None or type(model) is str):
-            sequence = packed_ids(tokens)
-            if sequence is not None:
-                return PackedIds(model, sequence)
-    return validated(validate_detokenize, fields, body)
-
-
-def _render(form: Chat, model: Model) -> str:
-    """The prompt of a conversation."""
+def _conversation(form: Chat) -> Conversation:
     variables = form.chat_template_kwargs or {}
-    if form.chat_template is not None or variables.get("chat_template") is not None:
-        raise ChatTemplateError(TEMPLATE_IN_REQUEST)
-    template = model.chat_template
-    if template is None:
-        raise ChatTemplateError(model.error or NO_CHAT_TEMPLATE)
-    tools = _tools(form, variables)
     documents = variables.get("documents")
-    return template.render(
-        template_messages(form.messages, template, tools),
-        tools=tools,
-        documents=documents if isinstance(documents, list) else None,
-        add_generation_prompt=form.add_generation_prompt,
-        continue_final_message=form.continue_final_message,
-        variables=variables,
+    return Conversation(
+        form.messages,
+        None if form.tools is None else [tool.fields() for tool in form.tools],
+        variables,
+        documents if isinstance(documents, list) else None,
+        form.add_generation_prompt,
+        form.continue_final_message,
+        form.chat_template,
     )
-
-
-def _tools(form: Chat, variables: dict[str, Any]) -> list[Any] | None:
-    """The tools that the template sees; those among the template's variables win, and go in as they are."""
-    tools = variables.get("tools")
-    if tools is None:
-        return None if form.tools is None else [tool.fields() for tool in form.tools]
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise ChatTemplateError("The tools among chat_template_kwargs are a list of objects.")
-    return tools
-
-
-def _invalid(mistakes: Mistakes) -> InvalidBody:
-    found = mistakes.found
-    return InvalidBody(shown_mistakes(found, _place), _place(found[0]["loc"]))
-
-
-def _place(loc: tuple[str | int, ...]) -> str:
-    return ".".join(map(str, loc))

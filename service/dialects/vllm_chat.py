@@ -1,4 +1,4 @@
-"""From the messages of a request to the messages that a template sees, as vLLM does it.
+"""From a conversation to its prompt, as vLLM does it.
 
 Only fields that vLLM knows reach the template. Content becomes text, its parts joined by line breaks, or a list of
 parts when the template loops over content.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from service.chat import ChatTemplate, Message
+from service.chat import ChatTemplate, Message, request_template
 from service.errors import ChatTemplateError
+from service.registry import Model
 
 TEXT_FIELDS = {
     "text": "text",
@@ -38,7 +40,66 @@ KNOWN_PART_FIELDS = MEDIA_FIELDS | {
 ATTRIBUTION_HEADER = "x-anthropic-billing-header"
 """vLLM drops a first line that starts so from system text: it changes on each request and would spoil prefix caches."""
 
+TEMPLATE_IN_REQUEST = (
+    "Chat template is passed with request, but --trust-request-chat-template is not set. "
+    "Refused request with untrusted chat template."
+)
+NO_CHAT_TEMPLATE = (
+    "As of transformers v4.44, default chat template is no longer allowed, so you must provide a chat template if the "
+    "tokenizer does not define one."
+)
 TEXT_ONLY = "This service takes text only; the message has a content part of another kind."
+
+
+@dataclass(slots=True)
+class Conversation:
+    """What is rendered. `tools` are objects as templates see them; those among `variables` win."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: list[Any] | None = None
+    variables: dict[str, Any] = field(default_factory=dict)
+    documents: list[Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    """The request's own template."""
+
+
+def render(conversation: Conversation, model: Model, trust_templates: bool) -> str:
+    """The prompt of a conversation. Raises `ChatTemplateError`."""
+    template = _template(conversation, model, trust_templates)
+    tools = _tools(conversation)
+    return template.render(
+        template_messages(conversation.messages, template, tools),
+        tools=tools,
+        documents=conversation.documents,
+        add_generation_prompt=conversation.add_generation_prompt,
+        continue_final_message=conversation.continue_final_message,
+        variables=conversation.variables,
+    )
+
+
+def _template(conversation: Conversation, model: Model, trust_templates: bool) -> ChatTemplate:
+    """The request's template, where it may have one, else the model's."""
+    given = conversation.chat_template
+    if given is None:
+        given = conversation.variables.get("chat_template")
+    if given is not None and not trust_templates:
+        raise ChatTemplateError(TEMPLATE_IN_REQUEST)
+    if isinstance(given, str):
+        return request_template(given, model.special_tokens)
+    if model.chat_template is None:
+        raise ChatTemplateError(model.error or NO_CHAT_TEMPLATE)
+    return model.chat_template
+
+
+def _tools(conversation: Conversation) -> list[Any] | None:
+    tools = conversation.variables.get("tools")
+    if tools is None:
+        return conversation.tools
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise ChatTemplateError("The tools among chat_template_kwargs are a list of objects.")
+    return tools
 
 
 def template_messages(
@@ -71,10 +132,7 @@ def _assistant_fields(message: Mapping[str, Any]) -> Message:
     fields: Message = {}
     if message.get("tool_calls"):
         fields["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]
-    reasoning = message.get("reasoning")
-    if reasoning is None:
-        reasoning = message.get("reasoning_content")
-    if reasoning is not None:
+    if (reasoning := message.get("reasoning")) is not None:
         fields |= {"reasoning": reasoning, "reasoning_content": reasoning}
     return fields
 

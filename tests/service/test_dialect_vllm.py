@@ -125,7 +125,7 @@ def test_a_conversation(tokenize: vllm.Tokenize) -> None:
         ({"role": "user", "content": "x", "tool_call_id": "1"}, {"role": "user", "content": "x"}),
         ({"role": "assistant", "content": "x", "tool_calls": []}, {"role": "assistant", "content": "x"}),
         (
-            {"role": "assistant", "content": "x", "reasoning_content": "r"},
+            {"role": "assistant", "content": "x", "reasoning": "r", "reasoning_content": "dropped"},
             {"thinking": "r", "role": "assistant", "content": "x", "reasoning": "r", "reasoning_content": "r"},
         ),
         (

@@ -1,0 +1,265 @@
+"""The sandbox in which chat templates run: what Hugging Face templates need, and bounds on what they may take.
+
+Loops and calls count towards a budget of CPU time; operations that can multiply their operands are measured before
+they are done, or right after where they can at most double. Nothing in a template is evaluated while it compiles.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from typing import Any
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+from service.errors import ChatTemplateError
+
+MAX_RENDERED_CHARS = 128 << 20
+"""Characters that one rendering, or one value inside it, may have; a guard against templates that multiply."""
+MAX_CPU_S = 5.0
+"""CPU time of one rendering. 500 KB in 60 messages take some milliseconds."""
+MAX_WIDTH = 4096
+"""Largest number that pads, indents or groups."""
+MAX_POWER_BITS = 4096
+TICKS = 256
+"""Loop rounds and calls between two looks at the clock."""
+
+Clock = Callable[[], int]
+"""CPU time of the calling thread in ns."""
+
+_PADDING = ("center", "ljust", "rjust", "zfill", "expandtabs")
+_SIZED_FILTERS = ("center", "indent", "batch", "slice", "wordwrap", "tojson")
+
+
+class Refusal(TemplateError):
+    """Raised by a template through `raise_exception`."""
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """An environment for templates of one source. Shared by all threads; each has a budget of its own."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self, clock: Clock = time.thread_time_ns) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
+        self.optimized = False
+        self._clock = clock
+        self._budget = _Budget()
+        self.filters["tojson"] = _tojson
+        for name in _SIZED_FILTERS:
+            self.filters[name] = _with_small_numbers(self.filters[name])
+        self.filters["replace"] = _bounded_replace(self.filters["replace"])
+        self.filters["_paced"] = self._paced
+        self.filters["_bounded"] = bounded
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = _strftime_now
+
+    def start(self) -> None:
+        """Begin a rendering on this thread."""
+        self._budget.end_ns = self._clock() + int(MAX_CPU_S * 1e9)
+        self._budget.n_left = TICKS
+
+    def call(self, __context: Any, __obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call something for a template, within the budget."""
+        self._tick()
+        owner = getattr(__obj, "__self__", None)
+        if isinstance(owner, str):
+            _check_method(owner, __obj.__name__, args, kwargs)
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """An operation of a template, unless its result would be huge."""
+        if operator == "*":
+            _check_product(left, right)
+        elif operator == "**":
+            _check_power(left, right)
+        elif operator == "%" and isinstance(left, str):
+            _check_format(left)
+        return bounded(super().call_binop(context, operator, left, right))
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """`str.format`, unless its pattern has a huge width."""
+        formatter = super().wrap_str_format(value)
+        if formatter is not None:
+            _check_format(value.__self__.replace("*", ""))
+        return formatter
+
+    def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
+        return super()._generate(_Guard().visit(source), *args, **kwargs)
+
+    def _paced(self, items: Iterable[Any]) -> _Paced:
+        return _Paced(items, self._tick)
+
+    def _tick(self) -> None:
+        budget = self._budget
+        budget.n_left -= 1
+        if budget.n_left < 0:
+            budget.n_left = TICKS
+            if self._clock() > budget.end_ns:
+                raise ChatTemplateError(f"The chat template takes more than {MAX_CPU_S:g} s of CPU time.")
+
+
+class _Budget(threading.local):
+    """What a thread's rendering has left."""
+
+    end_ns = 0
+    n_left = 0
+
+
+class _Paced:
+    """What a loop goes over; each round is a tick."""
+
+    __slots__ = ("_items", "_tick")
+
+    def __init__(self, items: Iterable[Any], tick: Callable[[], None]) -> None:
+        self._items = items
+        self._tick = tick
+
+    def __len__(self) -> int:
+        return len(self._items)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self._items:
+            self._tick()
+            yield item
+
+
+class _Guard(NodeTransformer):
+    """Puts the hooks into a template's syntax tree."""
+
+    def visit_For(self, node: nodes.For) -> nodes.For:
+        """Loops tick."""
+        self.generic_visit(node)
+        node.iter = _filtered(node.iter, "_paced")
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
+        """What `~` makes is measured."""
+        self.generic_visit(node)
+        return _filtered(node, "_bounded")
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}...{% endgeneration %}` marks what a model wrote; its text is rendered as it stands."""
+
+    tags = {"generation"}  # noqa: RUF012 - the base class declares it so
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """The block as a call block, which gives its body a scope of its own."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_text"), [], [], body).set_lineno(line)
+
+    def _text(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+def bounded(value: Any) -> Any:
+    """The value, unless it is text or a list of more than `MAX_RENDERED_CHARS`."""
+    if isinstance(value, str | list | tuple) and len(value) > MAX_RENDERED_CHARS:
+        raise _too_large()
+    return value
+
+
+def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
+    filtered = nodes.Filter(node, name, [], [], None, None)
+    filtered.set_lineno(node.lineno)
+    return filtered
+
+
+def _too_large() -> ChatTemplateError:
+    return ChatTemplateError(f"The chat template makes something larger than {MAX_RENDERED_CHARS} characters or items.")
+
+
+def _check_product(left: Any, right: Any) -> None:
+    for value, times in ((left, right), (right, left)):
+        if isinstance(value, str | list | tuple) and isinstance(times, int) and len(value) * times > MAX_RENDERED_CHARS:
+            raise _too_large()
+
+
+def _check_power(base: Any, exponent: Any) -> None:
+    is_whole = isinstance(base, int) and isinstance(exponent, int)
+    if is_whole and exponent > 0 and base.bit_length() * exponent > MAX_POWER_BITS:
+        raise _too_large()
+
+
+def _check_format(pattern: str) -> None:
+    """Widths in a `%` pattern: a long run of digits, or a star."""
+    digits = 0
+    for char in pattern:
+        digits = digits + 1 if char.isdigit() else 0
+        if digits > 4:
+            raise _too_large()
+    if "*" in pattern:
+        raise ChatTemplateError("The chat template formats with a width that it computes.")
+
+
+def _check_method(text: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if name in _PADDING:
+        _check_numbers(args, kwargs)
+    elif name == "replace":
+        _check_replace(text, *(args[:2] if len(args) > 1 else ("x", "")))
+    elif name == "join" and args and isinstance(args[0], list | tuple):
+        _check_product(text, len(args[0]))
+
+
+def _check_numbers(args: Iterable[Any], kwargs: dict[str, Any]) -> None:
+    if any(isinstance(value, int) and value > MAX_WIDTH for value in (*args, *kwargs.values())):
+        raise ChatTemplateError(f"The chat template pads, indents or groups by more than {MAX_WIDTH}.")
+
+
+def _check_replace(text: Any, old: Any, new: Any) -> None:
+    if isinstance(text, str) and isinstance(old, str) and isinstance(new, str) and len(new) > len(old):
+        n_places = (len(text) + 1) // max(1, len(old)) if len(old) < 2 else text.count(old)
+        if len(text) + n_places * len(new) > MAX_RENDERED_CHARS:
+            raise _too_large()
+
+
+def _with_small_numbers(filter_: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(value: Any, *args: Any, **kwargs: Any) -> Any:
+        _check_numbers(args, kwargs)
+        return filter_(value, *args, **kwargs)
+
+    return _passing_like(filter_, checked)
+
+
+def _bounded_replace(filter_: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(first: Any, value: Any, old: Any = "", new: Any = "", *args: Any, **kwargs: Any) -> Any:
+        _check_replace(value, old, new)
+        return filter_(first, value, old, new, *args, **kwargs)
+
+    return _passing_like(filter_, checked)
+
+
+def _passing_like(original: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark the wrapper as Jinja marks the original: whether the environment or a context is passed first."""
+    mark = getattr(original, "jinja_pass_arg", None)
+    if mark is not None:
+        wrapper.jinja_pass_arg = mark  # type: ignore[attr-defined]
+    return wrapper
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: Any) -> None:
+    raise Refusal(str(message))
+
+
+def _strftime_now(format: str) -> str:
+    # Templates want the date of the user's calendar, as the reference gives it: local time, no zone.
+    return datetime.now().strftime(format)

@@ -1,0 +1,51 @@
+"""What all endpoints with JSON bodies share, whichever dialect they speak."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
+
+from dispatcher.request import Request, Result
+from gpu_core.errors import SidetokError
+from service.dialects.body import Mistakes, require_json, shown_mistakes
+from service.endpoint import Answer, Head
+from service.errors import InvalidBody
+from service.registry import Registry
+
+F = TypeVar("F")
+
+
+class JsonEndpoint(ABC, Generic[F]):
+    """One POST endpoint: a JSON body, read as a form `F`, becomes a request. See `service.endpoint.Endpoint`."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+
+    def read(self, head: Head, body: bytes) -> Request:
+        """See `service.endpoint.Endpoint`."""
+        require_json(head)
+        try:
+            form = self.form(body)
+        except Mistakes as mistakes:
+            raise self.invalid(mistakes) from None
+        return self.request(head, form, len(body))
+
+    @abstractmethod
+    def form(self, body: bytes) -> F:
+        """The body, validated. Raises `Mistakes` or a `CallerError`."""
+
+    @abstractmethod
+    def request(self, head: Head, form: F, n_bytes: int) -> Request:
+        """What a form asks for; its body had `n_bytes`. Raises `CallerError`."""
+
+    @abstractmethod
+    def write(self, head: Head, request: Request, result: Result) -> Answer:
+        """See `service.endpoint.Endpoint`."""
+
+    @abstractmethod
+    def fail(self, head: Head, error: SidetokError) -> Answer:
+        """See `service.endpoint.Endpoint`."""
+
+    def invalid(self, mistakes: Mistakes) -> InvalidBody:
+        """The error that lists what is wrong with a body."""
+        return InvalidBody(shown_mistakes(mistakes.found))
