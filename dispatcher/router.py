@@ -137,7 +137,12 @@ class Router:
             bundle.jobs.append(job)
             bundle.requests.append(request)
         for bundle in bundles.values():
-            self._send_bundle(bundle, left, ended)
+            try:
+                self._send_bundle(bundle, left, ended)
+            except BaseException as error:
+                for job in bundle.jobs:
+                    fail(job, error)
+                ended += bundle.jobs
         return left, ended
 
     def choose(

@@ -104,8 +104,11 @@ class WorkQueue:
             other.release()
         return jobs
 
-    def finished(self, jobs: Sequence[Job[Any]], cpu_ns: int) -> None:
-        """A worker is done with a round that took `cpu_ns` of its CPU (elapsed time would count waits for the GIL)."""
+    def finished(self, jobs: Sequence[Job[Any]], cpu_ns: int, was_long: bool | None = None) -> None:
+        """A worker is done with a round that took `cpu_ns` of its CPU (elapsed time would count waits for the GIL).
+
+        `was_long`: whether its job was long when it was taken; it may have been taken again since, from the GPU route.
+        """
         first = jobs[0]
         if first.slot.n_bytes <= LONG_BYTES:
             self._short_ns += (cpu_ns / len(jobs) - self._short_ns) * SMOOTHING
@@ -113,7 +116,7 @@ class WorkQueue:
             with self._lock:
                 for job in jobs:
                     (self._huge if _is_huge(job) else self._jobs).charge(job.flow, cpu_ns / len(jobs))
-        if first.is_long:
+        if first.is_long if was_long is None else was_long:
             with self._lock:
                 self._n_long -= 1
                 if _is_huge(first):

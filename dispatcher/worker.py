@@ -48,10 +48,10 @@ class Worker(threading.Thread):
         while taken := queue.get(gate):
             # One that comes back from the GPU route was claimed before.
             jobs = [job for job in taken if job.partial is not None or job.claim()]
-            start_cpu_ns = cpu_ns
+            start_cpu_ns, was_long = cpu_ns, taken[0].is_long
             ended, cpu_ns = self._round(jobs, time.monotonic_ns(), cpu_ns)
             self._deliver(ended)
-            queue.finished(taken, cpu_ns - start_cpu_ns)
+            queue.finished(taken, cpu_ns - start_cpu_ns, was_long)
 
     def _round(self, jobs: Jobs, start_ns: int, cpu_ns: int) -> tuple[Jobs, int]:
         """All stages of one round; the jobs that ended here, and the thread's CPU clock at the end."""

@@ -12,6 +12,8 @@ import pytest
 
 from dispatcher.errors import Cancelled, EngineFault, InvalidOption, NoGpuRoute
 from dispatcher.gpu.batch import RouteLimits
+from dispatcher.gpu.group import Group
+from dispatcher.gpu.route import GpuRoute
 from dispatcher.meter import WorkKey
 from dispatcher.request import EncodeOptions, Request, Result
 from dispatcher.router import WRITE_BYTES
@@ -33,6 +35,17 @@ def rig() -> Iterator[GpuRig]:
 def ids(*documents: str) -> list[list[int]]:
     """What both routes make of documents."""
     return [[ord(c) for c in document] for document in documents]
+
+
+class BrokenRoute:
+    """Has a queue, and fails when something is put into it."""
+
+    def __init__(self, route: GpuRoute) -> None:
+        self.load = route.load
+
+    def submit(self, group: Group) -> None:
+        """Fail."""
+        raise RuntimeError
 
 
 def until(rig: GpuRig, happened: Callable[[], bool]) -> None:
@@ -228,6 +241,24 @@ def test_an_answer_that_breaks_harms_no_other(rig: GpuRig) -> None:
     rig.finish(*jobs)
     assert isinstance(jobs[1].ending.error, EngineFault)
     assert [jobs[i].ending.answer for i in (0, 2)] == [ids("a"), ids("c")]
+    rig.settle()
+
+
+def test_a_route_that_breaks_costs_no_worker(rig: GpuRig) -> None:
+    """Its jobs end with an error, and the worker goes on."""
+    jobs = [rig.submit("a", model="broken"), rig.submit("b", route="cpu")]
+    rig.finish(*jobs)
+    engine = rig.gpus.engines[0]
+    assert engine is not None
+    broken = rig.gpus.routes[0]
+    rig.gpus.routes[0] = BrokenRoute(broken)  # type: ignore[call-overload]
+    bad = rig.submit("c")
+    rig.finish(bad)
+    assert isinstance(bad.ending.error, EngineFault)
+    rig.gpus.routes[0] = broken
+    good = [rig.submit("d"), rig.submit("e", route="cpu")]
+    rig.finish(*good)
+    assert [job.ending.answer for job in good] == [ids("d"), ids("e")]
     rig.settle()
 
 
