@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
+import numpy as np
 import pytest
 from tokenizers import Tokenizer as Reference
 
@@ -110,6 +112,31 @@ def test_ids_are_exact_on_every_route(gpu_service: ServiceProcess, reference: Re
         if route != "auto":
             assert gained[route] >= 60
         assert sum(gained.values()) == (181 if "documents" in name else 63)
+
+
+def test_every_codec_on_the_gpu(gpu_service: ServiceProcess, reference: Reference) -> None:
+    """Raw documents, raw batches and packed text give packed ids; bytes that are no text are 400."""
+    documents = texts(12, 77)
+    raw = [text.encode() for text in documents]
+    expected = [np.array(reference.encode(text).ids, "<u4").tobytes() for text in documents]
+    wire = Wire(gpu_service.connect())
+    before = total(gpu_service.metrics(), "sidetok_documents_total", route="gpu")
+    for body, ids in zip(raw, expected, strict=True):
+        octets = wire.ask(request(body, "/v1/encode?route=gpu", content_type="application/octet-stream"))
+        assert octets.body == ids
+        packed = msgpack.packb({"text": body, "route": "gpu"})
+        answer = msgpack.unpackb(wire.ask(request(packed, content_type="application/msgpack")).body)
+        assert answer["ids"] == ids
+    lengths = np.array([len(raw), *map(len, raw)], "<u4").tobytes()
+    batch = wire.ask(
+        request(lengths + b"".join(raw), "/v1/encode?route=gpu&batch=true", content_type="application/octet-stream")
+    )
+    assert batch.body.endswith(b"".join(expected))
+    count = wire.ask(request(raw[0], "/v1/count?route=gpu", content_type="application/octet-stream"))
+    assert int.from_bytes(count.body, "little") == len(expected[0]) // 4
+    assert total(gpu_service.metrics(), "sidetok_documents_total", route="gpu") - before >= 25
+    invalid = wire.ask(request(b"a\xff", "/v1/encode?route=gpu", content_type="application/octet-stream"))
+    assert invalid.status == 400
 
 
 def test_bad_routes_are_refused(gpu_service: ServiceProcess) -> None:
