@@ -1,4 +1,4 @@
-"""The command `sidetok-loadtest`: run, report, compare, capacity."""
+"""The command `sidetok-loadtest`: run, suite, report, compare, capacity."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ USAGE = """\
 usage: sidetok-loadtest COMMAND [ARGUMENT ...]
 
   run SCENARIO         offer load to a running service and write what came of it
+  suite FOLDER         the runs that the project's own figures come from, on each route
   report RESULT ...    Markdown, and plots with --plots FOLDER
   compare A B          two results side by side
   capacity RESULT ...  from measured rates to GPUs fed and cost
@@ -65,6 +66,25 @@ def run(argv: Sequence[str]) -> int:
     return NOT_RIGHT if went_wrong(result) else 0
 
 
+def suite(argv: Sequence[str]) -> int:
+    """`sidetok-loadtest suite FOLDER`."""
+    arguments, options = parse_suite(argv)
+    from loadtest.progress import shown
+    from loadtest.report import markdown
+    from loadtest.run import wait_for
+    from loadtest.suite import run_suite
+    from loadtest.target import parse_target
+
+    wait_for(parse_target(options.target), arguments.wait)
+    wrong = False
+    routes, scenarios = arguments.routes.split(","), arguments.scenarios.split(",")
+    with shown() as progress:
+        for path, result in run_suite(arguments.folder, options, routes, scenarios, progress):
+            print(f"{markdown([result])}\n\n(`{path}`)\n", flush=True)
+            wrong = wrong or went_wrong(result)
+    return NOT_RIGHT if wrong else 0
+
+
 def went_wrong(result: dict[str, Any]) -> bool:
     """Whether any id was wrong, or a request failed in a step that is not simply more than the server can take."""
     different = any(step["equality"].get("n_different") for step in result["steps"])
@@ -78,19 +98,46 @@ def parse_run(argv: Sequence[str]) -> tuple[str, LoadOptions, float]:
     parser = Parser(prog="sidetok-loadtest run", description="Offer load to a running service, over its public wires.")
     described = "; ".join(f"{scenario.name}: {scenario.doc}" for scenario in SCENARIOS.values())
     parser.add_argument("scenario", choices=tuple(SCENARIOS), help=described.replace("%", "%%"))
-    parser.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="Wait this long for the target.")
-    settings = settings_of(LoadOptions)
-    for setting in settings:
-        _add_flag(parser, setting)
+    _add_flags(parser)
     namespace = parser.parse_args(argv)
+    return namespace.scenario, _options(parser, namespace), namespace.wait
+
+
+def parse_suite(argv: Sequence[str]) -> tuple[argparse.Namespace, LoadOptions]:
+    """Folder, routes and scenarios, and the options that all runs share."""
+    from loadtest.suite import RUNS
+
+    names = [run.scenario for run in RUNS]
+    parser = Parser(prog="sidetok-loadtest suite", description="The runs that the project's figures come from.")
+    parser.add_argument("folder", type=Path, help="Where the results go.")
+    parser.add_argument("--routes", default="auto", help="By commas, of auto, cpu and gpu. Default: auto.")
+    parser.add_argument("--scenarios", default=",".join(names), help=f"By commas, of {', '.join(names)}. Default: all.")
+    _add_flags(parser)
+    namespace = parser.parse_args(argv)
+    for flag, text, known in (
+        ("--routes", namespace.routes, ["auto", "cpu", "gpu"]),
+        ("--scenarios", namespace.scenarios, names),
+    ):
+        if not set(text.split(",")) <= set(known):
+            parser.error(f"{flag}: {text!r} has others than {', '.join(known)}")
+    return namespace, _options(parser, namespace)
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="Wait this long for the target.")
+    for setting in settings_of(LoadOptions):
+        _add_flag(parser, setting)
+
+
+def _options(parser: Parser, namespace: argparse.Namespace) -> LoadOptions:
     values = {}
-    for setting in settings:
+    for setting in settings_of(LoadOptions):
         given = getattr(namespace, setting.field, None)
         try:
             values[setting.field] = setting.default if given is None else _parsed(setting, given)
         except ValueError as error:
             parser.error(f"{setting.flag}: {error}")
-    return namespace.scenario, LoadOptions(**values), namespace.wait
+    return LoadOptions(**values)
 
 
 def _add_flag(parser: argparse.ArgumentParser, setting: Setting) -> None:
@@ -157,7 +204,7 @@ def capacity(argv: Sequence[str]) -> int:
 
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "run": run, "report": report, "compare": compare, "capacity": capacity,
+    "run": run, "suite": suite, "report": report, "compare": compare, "capacity": capacity,
 }  # fmt: skip
 
 if __name__ == "__main__":

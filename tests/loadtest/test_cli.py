@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
-from loadtest.cli import CANNOT_RUN, COMMANDS, main, parse_run
+from loadtest.cli import CANNOT_RUN, COMMANDS, main, parse_run, parse_suite
 from loadtest.options import LoadOptions
 from loadtest.scenarios import SCENARIOS
+from loadtest.suite import RUNS
 
 
 def test_every_knob_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,6 +66,26 @@ def test_what_cannot_be_understood(arguments: list[str], capsys: pytest.CaptureF
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("sidetok-loadtest run: ")
+
+
+@pytest.mark.parametrize("flags", [["--routes", "fast"], ["--scenarios", "short,long"], ["--duration", "x"]])
+def test_suites_that_cannot_be_understood(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Unknown routes and scenarios are refused before anything is sent."""
+    with pytest.raises(SystemExit) as end:
+        parse_suite(["folder", *flags])
+    assert end.value.code == CANNOT_RUN
+    assert capsys.readouterr().err.startswith("sidetok-loadtest suite: ")
+
+
+def test_the_suite_knows_its_scenarios() -> None:
+    """Every run of the suite names a scenario and options that exist."""
+    known = {field.name for field in fields(LoadOptions)}
+    for scenario, own in RUNS:
+        assert scenario in SCENARIOS
+        assert set(own) <= known
+    arguments, options = parse_suite(["folder", "--duration", "3", "--routes", "cpu,gpu"])
+    assert arguments.scenarios == ",".join(run.scenario for run in RUNS)
+    assert options == LoadOptions(duration_s=3.0)
 
 
 def test_commands(capsys: pytest.CaptureFixture[str]) -> None:

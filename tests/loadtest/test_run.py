@@ -243,6 +243,24 @@ def test_the_command(
     assert "| short | CPU |" in capsys.readouterr().out
 
 
+def test_the_suite(service: ServiceProcess, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The suite writes a result for each route and scenario, with the options that it is known for."""
+    places = [
+        "--target",
+        f"unix:{service.uds}",
+        "--tokenizer",
+        str(home / "tokenizer.json"),
+        "--text",
+        str(home / "texts"),
+    ]
+    command = ["suite", str(tmp_path / "out"), *places, *BRIEF, "--routes", "auto,cpu", "--scenarios", "batch"]
+    assert main(command) == 0
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["batch-auto.json", "batch-cpu.json"]
+    result = read_result(tmp_path / "out" / "batch-cpu.json")
+    assert (result["options"]["route"], result["options"]["rate"]) == ("cpu", "10")
+    assert capsys.readouterr().out.count("## batch") == 2
+
+
 def test_the_command_fails_when_answers_do(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Wrong ids are the exit status, whatever the table looks like."""
     with faking(lambda number, body: http(200, ids_of_bytes(body))) as server:
