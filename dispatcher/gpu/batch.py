@@ -33,9 +33,9 @@ class RouteLimits:
     """Text of a shared replay: beyond this it only takes longer."""
     alone_over_bytes: int = 1 << 18
     """A longer document gets a replay of its own."""
-    beside_documents: int = 8
+    beside_documents: int = 4
     """While a shared replay of a model is under way, the next one is launched with so many documents at least, ..."""
-    beside_bytes: int = 1 << 16
+    beside_bytes: int = 1 << 15
     """... or so much text: a replay costs the host the same for one document and for many."""
     hold_from_bytes: int = 1 << 16
     """Ids of a document that are handed out without a copy, in bytes."""

@@ -80,9 +80,9 @@ def test_first_document_does_not_wait_and_the_next_ones_share() -> None:
     """An idle engine starts at once; what comes meanwhile is one batch, launched when the engine is free."""
     rig = Rig()
     first = rig.submit(b"one")
-    rest = [rig.submit(b"more", at_ns=1 + number * US) for number in range(1, 7)]
+    rest = [rig.submit(b"more", at_ns=1 + number * US) for number in range(1, 4)]
     rig.run()
-    assert [launch[2] for launch in rig.engine.launches] == [1, 6]
+    assert [launch[2] for launch in rig.engine.launches] == [1, 3]
     assert rig.latency_ns(first) == cost_of(3, 1)
     assert all(rig.done_ns[id(group)] == rig.done_ns[id(rest[0])] for group in rest)
 
