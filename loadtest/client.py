@@ -127,6 +127,9 @@ class Client:
             elif len(self._open) < self._limit:
                 try:
                     connection = self._connect()
+                except BlockingIOError:
+                    # A Unix socket whose queue of connections is full; tried again later, while the clock runs.
+                    return
                 except OSError:
                     self._finish(self._waiting.popleft(), CANNOT_CONNECT)
                     continue

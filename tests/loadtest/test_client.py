@@ -185,6 +185,17 @@ def test_no_connection_becomes_free(pool: Pool) -> None:
     assert (record.sent_ns[record.outcome == NOT_SENT] == 0).all()
 
 
+def test_a_full_queue_of_connections(pool: Pool, tmp_path: Path) -> None:
+    """A Unix socket that accepts nobody keeps requests waiting; they are given up in time."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen(1)
+        record = run(planned(pool), pool, parse_target(f"unix:{tmp_path / 's'}"), connections=N, timeout_s=0.2)
+    outcomes = record.outcome.tolist()
+    assert set(outcomes) == {TIMED_OUT, NOT_SENT}
+    assert record.n_connections < N
+
+
 def test_an_empty_plan(pool: Pool) -> None:
     """Nothing to send is done at once."""
     plan = PlanBuilder().build()
