@@ -205,11 +205,10 @@ class Encoder:
             end, again = 0, {}
             for document, pieces in cut.items():
                 first, end = end, end + len(pieces.starts)
-                places = range(first, end)
-                if not answer.needs_cpu.keys().isdisjoint(places):
+                if not answer.needs_cpu.keys().isdisjoint(range(first, end)):
                     continue
                 try:
-                    encoding.put(document, *long_runs.join(pieces, [answer.ids(place) for place in places]))
+                    encoding.put(document, *long_runs.join(pieces, *answer.ids_of_several(first, end)))
                 except NoSeam as error:
                     if error.shift and not shifts[document]:
                         again[document] = error.shift

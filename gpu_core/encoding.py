@@ -153,6 +153,15 @@ class Encoding:
             return _asked(part.ids)[tokens.item(document) : tokens.item(document + 1)]
         return _joined([_asked(part.ids)[begin:end] for part, begin, end, _shift in self._spans(document)])
 
+    def ids_of_several(self, first: int, end: int) -> tuple[Ids, NDArray[np.int64]]:
+        """Ids of the documents from `first` to before `end`, none of which needs the CPU, and how many each has."""
+        if self._pieces is None:
+            part = self.parts[0]
+            tokens = part.document_tokens[first : end + 1].astype(np.int64)
+            return _asked(part.ids)[tokens[0] : tokens[-1]].view(np.ndarray), np.diff(tokens)
+        rows = [self.ids(document) for document in range(first, end)]
+        return np.concatenate(rows), np.array([len(row) for row in rows])
+
     def token_starts(self, document: int) -> Ids:
         """Byte position in the document of the first byte of each token."""
         spans = self._spans(document)

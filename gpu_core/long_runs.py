@@ -18,7 +18,6 @@ token X between L and M: L X are neighbours in one piece, X M in the other, so b
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,8 +35,8 @@ OVERLAP = 192
 """Bytes that two neighbours share: room for a whole token of 128."""
 MIN_RUN = 320
 """A shorter run is not cut; with what may stand before and behind it, a pre-token of it is short enough."""
-SEARCHED = 128
-"""Bytes from the beginning of a piece in which a common token may begin."""
+SEARCHED = (32, 128)
+"""Bytes from the beginning of a piece in which a common token may begin; the second if the first is not enough."""
 MARGIN = 64
 """Bytes at both ends of a run in which no piece begins or ends: an added token may reach into it so far."""
 _LETTER, _NUMBER, _WHITE, _OTHER, _PUNCTUATION, _CJK, _OTHER_LETTER = range(1, 8)
@@ -99,9 +98,14 @@ class LongRuns:
         starts, ends = np.array(cuts, dtype=np.int64).T
         return Pieces(np.concatenate([[0], starts]), np.concatenate([ends, [len(document)]]))
 
-    def join(self, pieces: Pieces, ids: Sequence[NDArray[np.uint32]]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-        """Ids of the document, and where its tokens begin. Raises `NoSeam`."""
-        tokens = _Tokens.of(pieces, np.concatenate(ids), self._lengths, np.array([len(row) for row in ids]))
+    def join(
+        self, pieces: Pieces, ids: NDArray[np.uint32], counts: NDArray[np.int64]
+    ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+        """Ids of the document, and where its tokens begin, from the ids of all pieces, `counts` of each.
+
+        Raises `NoSeam`.
+        """
+        tokens = _Tokens.of(pieces, ids, self._lengths, counts)
         seams = _seams(pieces, tokens)
         # Of each piece, the tokens from the seam before it to the one behind it.
         lower = np.concatenate([tokens.first[:1], tokens.index_of(seams, slice(1, None))])
@@ -221,28 +225,33 @@ class _Tokens:
 
 def _seams(pieces: Pieces, tokens: _Tokens) -> NDArray[np.int64]:
     """Behind a token that a piece and the next one have in common, for all pieces but the last. Raises `NoSeam`."""
-    # Tokens of the piece before, from where the next one begins; and the first ones of the next.
-    lower, upper = tokens.index_of(pieces.starts[1:], slice(None, -1)), tokens.first[1:-1]
-    own, own_end = upper, np.minimum(tokens.index_of(pieces.starts[1:] + SEARCHED, slice(1, None)), tokens.first[2:])
+    # Most are found within a few tokens.
+    for searched in SEARCHED:
+        number, common = _common_tokens(pieces, tokens, searched)
+        found, at = np.unique(number, return_index=True)
+        if len(found) == len(pieces.starts) - 1:
+            last = common[at]
+            seams: NDArray[np.int64] = tokens.place[last] + tokens.length[last] + tokens.offset[1:].astype(np.int64)
+            return seams
+    piece = int(np.setdiff1d(np.arange(len(pieces.starts) - 1), found)[0])
+    cut = int(pieces.starts[piece + 1])
+    index = int(tokens.index_of(np.array([cut]), slice(piece, piece + 1))[0])
+    raise NoSeam(cut - int(tokens.place[max(index - 1, 0)] + tokens.offset[piece]))
+
+
+def _common_tokens(pieces: Pieces, tokens: _Tokens, searched: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Tokens among the first bytes of a piece that the piece before has too: numbers of the pieces before, indices."""
+    begin, end = pieces.starts[1:], pieces.starts[1:] + searched
+    lower, upper = (np.minimum(tokens.index_of(at, slice(None, -1)), tokens.first[1:-1]) for at in (begin, end))
     before, number = _ranges(lower, upper)
-    position = tokens.place[before] + tokens.offset[number]
     token_at = np.zeros(int(pieces.ends[-1]), dtype=np.int32)
-    token_at[position] = before
-    after, number = _ranges(own, own_end)
-    position = tokens.place[after] + tokens.offset[number + 1]
-    other = token_at[position]
+    token_at[tokens.place[before] + tokens.offset[number]] = before
+    first, last = tokens.first[1:-1], np.minimum(tokens.index_of(end, slice(1, None)), tokens.first[2:])
+    own, number = _ranges(first, last)
     # Where the piece before has no token, there is 0, or what another piece has there.
-    is_common = (other >= lower[number]) & (other < upper[number]) & (tokens.ids[other] == tokens.ids[after])
-    found, at = np.unique(number[is_common], return_index=True)
-    if len(found) < len(pieces.starts) - 1:
-        piece = int(np.setdiff1d(np.arange(len(pieces.starts) - 1), found)[0])
-        cut = int(pieces.starts[piece + 1])
-        index = int(tokens.index_of(np.array([cut]), slice(piece, piece + 1))[0])
-        border = int(tokens.place[max(index - 1, 0)] + tokens.offset[piece])
-        raise NoSeam(cut - border)
-    common = after[is_common][at]
-    seams: NDArray[np.int64] = tokens.place[common] + tokens.length[common] + tokens.offset[1:].astype(np.int64)
-    return seams
+    other = token_at[tokens.place[own] + tokens.offset[1:][number]]
+    is_common = (other >= lower[number]) & (other < upper[number]) & (tokens.ids[other] == tokens.ids[own])
+    return number[is_common], own[is_common]
 
 
 def _ranges(lower: NDArray[np.int64], upper: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

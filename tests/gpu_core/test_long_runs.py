@@ -142,15 +142,15 @@ def test_pieces_that_do_not_fit_together(bench: Bench) -> None:
     long_runs = LongRuns(bench.spec, bench.tables)
     (a,), (aa,) = (np.array(bench.reference_ids(text), np.uint32) for text in ("a", "!"))
     pieces = Pieces(np.array([0, 4]), np.array([8, 12]))
-    both = [np.repeat(a, 8), np.repeat(a, 8)]
-    ids, starts = long_runs.join(pieces, both)
+    eight, both = np.array([8, 8]), np.repeat(a, 16)
+    ids, starts = long_runs.join(pieces, both, eight)
     assert (ids.tolist(), starts.tolist()) == ([a] * 12, list(range(12)))
     with pytest.raises(NoSeam):
-        long_runs.join(pieces, [both[0], np.repeat(aa, 8)])
+        long_runs.join(pieces, np.concatenate([both[:8], np.repeat(aa, 8)]), eight)
     with pytest.raises(NoSeam):
-        long_runs.join(pieces, [both[0], np.repeat(a, 7)])
+        long_runs.join(pieces, both[:15], np.array([8, 7]))
     with pytest.raises(NoSeam):
-        long_runs.join(pieces, [both[0], both[1][:0]])
+        long_runs.join(pieces, both[:8], np.array([8, 0]))
 
 
 def test_without_long_runs_the_cpu_is_asked() -> None:
