@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from loadtest.observed import Observed
 from loadtest.plan import BATCH
 from loadtest.pool import Pool
 from loadtest.target import Target
+from loadtest.tokenizer_file import read_tokenizer_file
 from loadtest.wire import Answer
 
 Ask = Callable[[int, list[memoryview]], list[Ids]]
@@ -67,10 +67,8 @@ def other_server(target: Target, api: Api) -> Judge:
 
 
 def _load(file: str, served_digest: str | None) -> Tokenizer:
-    path = Path(file)
-    path = path / "tokenizer.json" if path.is_dir() else path
+    data = read_tokenizer_file(file)
     try:
-        data = path.read_bytes()
         tokenizer = Tokenizer.from_str(data.decode())
     # The library raises plain exceptions for what it cannot read.
     except Exception as error:

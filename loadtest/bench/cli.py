@@ -15,6 +15,7 @@ from loadtest.bench.timing import Budget
 from loadtest.errors import BadOption, LoadTestError
 from loadtest.result import read_result, write_result
 from loadtest.texts import read_texts
+from loadtest.tokenizer_file import name_of, read_tokenizer_file
 from service.settings import Parser
 
 T = TypeVar("T")
@@ -90,12 +91,8 @@ def _families(given: list[str]) -> dict[str, bytes]:
     families = {}
     for text in given:
         name, equals, path = text.partition("=")
-        file = Path(path if equals else text)
-        file = file / "tokenizer.json" if file.is_dir() else file
-        try:
-            families[name if equals else file.resolve().parent.name] = file.read_bytes()
-        except OSError as error:
-            raise BadOption(f"--tokenizer {text}: cannot be read ({type(error).__name__})") from error
+        place = path if equals else text
+        families[name if equals else name_of(place)] = read_tokenizer_file(place)
     return families
 
 
