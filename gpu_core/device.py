@@ -207,16 +207,18 @@ class CudaContext:
     def time_kernels(self, n_bytes: int, n_documents: int, flags: int) -> float:
         """Microseconds of `encode` on the device, with text and results there."""
         begin, end = cupy.cuda.Event(), cupy.cuda.Event()
-        self._epoch += 1
+        self._epoch += 2
+        header = self._address("device", "header")
         self._pack_header(self._header, 0, self._epoch, n_bytes, n_documents, flags, 0)
-        # Several times, so that the device is busy until all that is timed has been launched.
-        for name in _INPUTS * 8:
-            here, there = self._address("pinned", name), self._address("device", name)
-            n_live = n_bytes if name == "text" else 4 * (n_documents + 1) if name != "header" else HEADER.itemsize
-            runtime.memcpyAsync(there, here, n_live, runtime.memcpyHostToDevice, self._stream)
+        runtime.memcpy(header, self._address("pinned", "header"), HEADER.itemsize, runtime.memcpyHostToDevice)
         batch = self._batch(FAR_RESIDENT, 0)
-        batch["header"], batch["n_fetchers"] = self._address("device", "header"), 0
+        batch["header"], batch["n_fetchers"] = header, 0
         encode = self._encode(batch)
+        # Replays that fetch come first, so that the device is busy until all that is timed has been launched.
+        self._pack_header(self._header, 0, self._epoch - 1, n_bytes, n_documents, flags, 0)
+        for _ in range(4):
+            self._n_fetched += 1
+            self._run(self._launches[FAR_RESIDENT, self._n_fetched & 1])
         begin.record(self.stream)
         self._run(encode)
         end.record(self.stream)

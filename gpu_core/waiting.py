@@ -95,30 +95,27 @@ class AdaptiveWait:
     def wait(self, poll: Poll, alive: Callable[[], None], n_bytes: int, launched_ns: int) -> Waited:
         """Return once `poll` says so; `alive` raises if the device has failed. `launched_ns` is on the same clock."""
         # The lesson of the last wait is learned now, while the device works.
+        prediction, clock = self.prediction, self._clock
         if self._unlearned is not None:
-            self.prediction.seen(*self._unlearned)
-        slept = self._doze(n_bytes, launched_ns)
-        first = self._clock()
+            prediction.seen(*self._unlearned)
+        predicted = prediction.of(n_bytes)
+        slept = 0
+        first = clock()
+        want = predicted * (1 - SLACK) - (first - launched_ns) - self._wake_ns
+        if want >= MIN_SLEEP_NS:
+            before = first
+            self._sleep(want / 1e9)
+            first = clock()
+            slept = first - before
+            late = max(0.0, slept - want)
+            # One long interruption must not end all sleeping.
+            self._wake_ns += 0.1 * (min(late, 4 * self._wake_ns) - self._wake_ns)
         if poll(1):
             self._unlearned = (n_bytes, first - launched_ns, slept > 0)
             return Waited(first - launched_ns, slept, 0)
-        end = poll_until(poll, alive, self._clock, self.prediction.of(n_bytes))
+        end = poll_until(poll, alive, clock, predicted)
         self._unlearned = (n_bytes, end - launched_ns, False)
         return Waited(end - launched_ns, slept, end - first)
-
-    def _doze(self, n_bytes: int, launched_ns: int) -> int:
-        """Sleep for most of the predicted time; how long it was in the end."""
-        predicted = self.prediction.of(n_bytes) * (1 - SLACK)
-        before = self._clock()
-        want = predicted - (before - launched_ns) - self._wake_ns
-        if want < MIN_SLEEP_NS:
-            return 0
-        self._sleep(want / 1e9)
-        slept = self._clock() - before
-        late = max(0.0, slept - want)
-        # One long interruption must not end all sleeping.
-        self._wake_ns += 0.1 * (min(late, 4 * self._wake_ns) - self._wake_ns)
-        return slept
 
 
 class SpinWait:
@@ -136,6 +133,8 @@ class SpinWait:
 
 def poll_until(poll: Poll, alive: Callable[[], None], clock: Callable[[], int], predicted_ns: float) -> int:
     """Poll until done; the time then. Raises `DeviceFault` when the device fails or says nothing for too long."""
+    if poll(_POLLS_PER_LOOK):
+        return clock()
     begin = clock()
     patience = predicted_ns + SILENT_NS
     while True:
