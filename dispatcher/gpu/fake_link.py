@@ -179,7 +179,7 @@ class FakeEngine:
         """See `EngineLink.wait`. In simulated time it returns at once."""
         with self._changed:
             if self._simulation is None:
-                self._changed.wait_for(self._has_news, self._patience_s(timeout_s))
+                self._block(timeout_s)
             if self._is_lost:
                 raise EngineLost("the engine is gone")
             self._interrupted = False
@@ -210,12 +210,16 @@ class FakeEngine:
         due = not self.is_hung and bool(self._running) and self._running[0][0] <= self._clock()
         return self._is_lost or self._interrupted or due
 
-    def _patience_s(self, timeout_s: float | None) -> float | None:
-        """How long to block: until the timeout, or the end of the first replay."""
-        if self.is_hung or not self._running:
-            return timeout_s
-        rest_s = max(0.0, (self._running[0][0] - self._clock()) * 1e-9)
-        return rest_s if timeout_s is None else min(timeout_s, rest_s)
+    def _block(self, timeout_s: float | None) -> None:
+        """Until there are news, or the timeout."""
+        until_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        while not self._has_news():
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                return
+            if self._running and not self.is_hung:
+                left_s = min(left_s, max(0.0, (self._running[0][0] - self._clock()) * 1e-9))
+            self._changed.wait(None if left_s == float("inf") else left_s)
 
     @staticmethod
     def _check(slot: Slot, n_bytes: int, n_documents: int) -> None:

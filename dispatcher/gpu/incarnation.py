@@ -317,6 +317,7 @@ class Incarnation:
         self._look_ns = now_ns + silent_ns // 8
         with self._lock:
             launched_ns = min((batch.launched_ns for batch in self._in_flight.values()), default=now_ns)
+        self._pump()
         if now_ns - launched_ns > silent_ns:
             log.error("the GPU engine does not answer", extra={"in_flight": len(self._in_flight)})
             self.end(ENGINE_SILENT)
