@@ -1,1 +1,1 @@
-"""Load on a running sidetok, from the outside: arrivals, clients and reports."""
+"""Load on a running server from outside, and tokenizers side by side in one process: what it does, and at what cost."""

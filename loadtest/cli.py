@@ -53,7 +53,7 @@ def run(argv: Sequence[str]) -> int:
     from loadtest.report import markdown
     from loadtest.result import write_result
     from loadtest.run import run as run_scenario
-    from loadtest.run import wait_for
+    from loadtest.server import wait_for
     from loadtest.target import parse_target
 
     wait_for(parse_target(options.target), patience_s)
@@ -71,7 +71,7 @@ def suite(argv: Sequence[str]) -> int:
     arguments, options = parse_suite(argv)
     from loadtest.progress import shown
     from loadtest.report import markdown
-    from loadtest.run import wait_for
+    from loadtest.server import wait_for
     from loadtest.suite import run_suite
     from loadtest.target import parse_target
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from loadtest.api import make_api
 from loadtest.equality import find_judge, other_server
-from loadtest.errors import BadOption, TargetUnreachable
+from loadtest.errors import BadOption
 from loadtest.hostile_texts import hostile_texts
 from loadtest.machine import load_average, machine_facts, versions
 from loadtest.neighbours import busy
@@ -22,32 +21,14 @@ from loadtest.scenarios import SCENARIOS, Scenario
 from loadtest.scenarios.hostile import PREFIX
 from loadtest.scenarios.scenario import CONVERSATIONS, Dealer
 from loadtest.schedule import parse_arrivals
+from loadtest.server import ask_server
 from loadtest.step import Progress, Stage, run_step
 from loadtest.stepping import parse_rates, saturation, search
-from loadtest.target import Target, parse_target
+from loadtest.target import parse_target
 from loadtest.texts import Texts, read_texts
 
 MAX_CASES = 200
 """Of the small tricky inputs that a folder of texts may hold."""
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """What a server says of itself."""
-
-    version: dict[str, Any] | None
-    models: list[dict[str, Any]]
-
-    def model(self, name: str) -> dict[str, Any] | None:
-        """The model of this name or alias, or the default one for no name."""
-        named = [m for m in self.models if name in (m.get("id"), *(m.get("aliases") or ()))]
-        default = [m for m in self.models if m.get("default")]
-        return next(iter(named if name else default or self.models), None)
-
-    def digest(self, name: str) -> str | None:
-        """SHA-256 of the tokenizer file of a model, where the server says it."""
-        tokenizer = (self.model(name) or {}).get("tokenizer") or {}
-        return tokenizer.get("digest")
 
 
 def run(name: str, options: LoadOptions, progress: Progress) -> dict[str, Any]:
@@ -92,15 +73,6 @@ def run(name: str, options: LoadOptions, progress: Progress) -> dict[str, Any]:
     return {**facts, "steps": steps, "saturation": saturation(steps)}
 
 
-def ask_server(target: Target) -> Server:
-    """Version and models. Raises `TargetUnreachable` when nothing answers."""
-    status, body = target.get("/version")
-    version = _json(body) if status == 200 else None
-    status, body = target.get("/v1/models")
-    models = (_json(body) or {}).get("data", []) if status == 200 else []
-    return Server(version, [m for m in models if isinstance(m, dict)])
-
-
 def make_pool(folder: Path, scenario: Scenario, options: LoadOptions, texts: Texts) -> Pool:
     """The texts that a scenario needs, as one file in a folder."""
     longest = int(scenario.max_document_bytes * max(options.scale, 1e-9)) + 1
@@ -131,27 +103,3 @@ def _pids(text: str) -> list[int]:
         return [int(part) for part in text.split(",")] if text else []
     except ValueError as error:
         raise BadOption(f"--server-pid {text!r} is no list of process ids") from error
-
-
-def _json(body: bytes) -> dict[str, Any] | None:
-    try:
-        value = json.loads(body)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def wait_for(target: Target, patience_s: float) -> None:
-    """Wait until a server is ready, or has no such endpoint. Raises `TargetUnreachable`."""
-    until_s = time.monotonic() + patience_s
-    while True:
-        try:
-            status, _ = target.get("/ready")
-            if status in (200, 404):
-                return
-            reason = f"{target} is not ready: {status}"
-        except TargetUnreachable as error:
-            reason = str(error)
-        if time.monotonic() >= until_s:
-            raise TargetUnreachable(reason)
-        time.sleep(0.1)

@@ -13,8 +13,9 @@ from loadtest.cli import NOT_RIGHT, main, went_wrong
 from loadtest.errors import BadOption, TargetUnreachable
 from loadtest.options import LoadOptions
 from loadtest.result import read_result
-from loadtest.run import run, wait_for
+from loadtest.run import run
 from loadtest.scenarios import SCENARIOS
+from loadtest.server import wait_for
 from loadtest.target import parse_target
 from tests.end_to_end.harness import ServiceProcess
 from tests.loadtest.fake_server import Reply, faking, http, ids_of_bytes
