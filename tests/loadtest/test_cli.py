@@ -6,10 +6,11 @@ from dataclasses import fields
 
 import pytest
 
-from loadtest.cli import CANNOT_RUN, COMMANDS, main, parse_run, parse_suite
+from loadtest.cli import CANNOT_RUN, COMMANDS, main, parse_run, parse_suite, went_wrong
 from loadtest.options import LoadOptions
 from loadtest.scenarios import SCENARIOS
 from loadtest.suite import RUNS
+from tests.loadtest.results import result_of, step_of
 
 
 def test_every_knob_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,3 +98,18 @@ def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fly"]) == CANNOT_RUN
     assert main(["report", "no-such-file.json"]) == CANNOT_RUN
     assert "no-such-file.json" in capsys.readouterr().err
+
+
+def test_what_is_a_failure() -> None:
+    """Wrong ids always, failures unless they are what a search ends with; being slow is none."""
+    failures = {"429 Too Many Requests": 500}
+    wrong = {"checked": True, "n_different": 1}
+    searched = result_of(step_of(100))
+    plain = {**searched["options"], "find_saturation": False}
+    assert not went_wrong(
+        {**searched, "steps": [step_of(100), step_of(200, 50, saturated="behind", failures=failures)]}
+    )
+    assert went_wrong({**searched, "steps": [step_of(100, failures={"timed out": 1})]})
+    assert went_wrong({**searched, "steps": [step_of(100, equality=wrong, saturated="behind")]})
+    assert not went_wrong({"options": plain, "steps": [step_of(100, 50, saturated="behind")]})
+    assert went_wrong({"options": plain, "steps": [step_of(100, saturated="behind", failures=failures)]})
