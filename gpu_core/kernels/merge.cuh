@@ -320,13 +320,17 @@ struct Stretch {
 
     // The lowest order among this lane's positions.
     __device__ __forceinline__ Lowest lowest(const Shared& sh) const {
+        constexpr u32 IN_FLIGHT = 4;  // loads that do not wait for each other
         Lowest result = {NO_RULE, FULL, false};
-        for (u32 at = begin + lane_id(); at < end; at += 32) {
-            u32 order = sh.order[at];
-            if (order < result.order) {
-                result = {order, at, false};
-            } else if (order == result.order) {
-                result.is_repeated = true;
+        for (u32 first = begin + lane_id(); first < end; first += 32 * IN_FLIGHT) {
+            u32 orders[IN_FLIGHT];
+            for (u32 k = 0; k < IN_FLIGHT; ++k) {
+                orders[k] = first + 32 * k < end ? sh.order[first + 32 * k] : NO_RULE;
+            }
+            for (u32 k = 0; k < IN_FLIGHT; ++k) {
+                result.is_repeated = orders[k] == result.order || (orders[k] > result.order && result.is_repeated);
+                if (orders[k] < result.order) result.place = first + 32 * k;
+                result.order = min(result.order, orders[k]);
             }
         }
         return result;
@@ -334,7 +338,7 @@ struct Stretch {
     __device__ __forceinline__ bool is_mine(u32 position) const { return ((position - begin) & 31u) == lane_id(); }
 };
 
-// Merges the only place of a rule. The first lane finds the order of the product's pair, the second one that of the pair before.
+// Merges one place of a rule, the leftmost. The first lane finds the order of the product's pair, the second one that of the pair before.
 __device__ __forceinline__ void merge_place(Shared& sh, const Tables& t, const Stretch& s, u32 place, Lowest& own) {
     u32 partner = next_alive(sh, place, s.end), product = product_at(sh, place);
     u32 behind = next_alive(sh, partner, s.end), before = previous_alive(sh, place, s.begin);
@@ -374,6 +378,8 @@ __device__ __forceinline__ void merge_all_places(Shared& sh, const Tables& t, co
     __syncwarp();
 }
 
+constexpr int FEW_PLACES = 4;  // so many are merged faster one after the other
+
 // A pre-token of any length, by one warp. Its symbols lie at their first bytes; the bits of `token` say which are alive.
 __device__ __forceinline__ void merge_long(Shared& sh, const Tables& t, u32 begin, u32 length) {
     const Stretch s{begin, begin + length};
@@ -394,10 +400,9 @@ __device__ __forceinline__ void merge_long(Shared& sh, const Tables& t, u32 begi
     while (true) {
         u32 lowest = warp_min(own.order);
         if (lowest == NO_RULE) return;
-        u32 lanes = __ballot_sync(FULL, own.order == lowest);
-        bool is_only = (lanes & (lanes - 1)) == 0 && !__any_sync(FULL, own.order == lowest && own.is_repeated);
-        if (is_only) {
-            merge_place(sh, t, s, __shfl_sync(FULL, own.place, __ffs(lanes) - 1), own);
+        bool here = own.order == lowest;
+        if (__popc(__ballot_sync(FULL, here)) <= FEW_PLACES && !__any_sync(FULL, here && own.is_repeated)) {
+            merge_place(sh, t, s, warp_min(here ? own.place : FULL), own);
         } else {
             merge_all_places(sh, t, s, lowest);
             own = s.lowest(sh);
