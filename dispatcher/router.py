@@ -146,11 +146,19 @@ class Router:
         return left, ended
 
     def choose(
-        self, key: str, kind: str, n_bytes: int, n_documents: int, route: Route = "auto", deadline_ns: int = 0
+        self,
+        key: str,
+        kind: str,
+        n_bytes: int,
+        n_documents: int,
+        route: Route = "auto",
+        deadline_ns: int = 0,
+        on_worker: bool = False,
     ) -> Choice:
-        """The route of documents of one model (its digest) and kind."""
+        """The route of documents of one model (its digest) and kind. `on_worker`: who asks would encode them."""
         queue = self._queue
-        cpu = CpuLoad(self._n_workers, queue.n_idle, queue.waiting_bytes, queue.n_waiting)
+        start_ns = 0.0 if on_worker else queue.wake_ns
+        cpu = CpuLoad(self._n_workers, queue.n_idle, queue.waiting_bytes, queue.n_waiting, start_ns)
         loads = self.gpus.loads(key)
         policy = "" if route == "auto" else route
         return self.chooser.choose(
@@ -241,7 +249,8 @@ class Router:
         n_documents = sum([len(request.documents) for request in bundle.requests])
         n_bytes = sum([request.n_bytes for request in bundle.requests])
         deadline_ns = bundle.jobs[0].deadline_ns
-        choice = self.choose(first.tokenizer.spec.digest, kind, n_bytes, n_documents, first.route, deadline_ns)
+        key = first.tokenizer.spec.digest
+        choice = self.choose(key, kind, n_bytes, n_documents, first.route, deadline_ns, on_worker=True)
         if choice.route == GPU:
             try:
                 group = bundle.group(kind)

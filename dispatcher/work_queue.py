@@ -10,6 +10,7 @@ worker: however many of them wait, one worker is left for all others.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ LONG_BYTES = 16_384
 """A job with a larger body is long."""
 LONG_NS = 100_000
 """When short bodies take longer than this on average (a slow engine), every job is long."""
+FIRST_WAKE_NS = 50_000
+"""What waking a worker is assumed to take before it was seen."""
 SMOOTHING = 0.1
 ROUND_JOBS = 16
 ROUND_BYTES = 32_768
@@ -47,6 +50,9 @@ class WorkQueue:
         """Huge jobs that workers are at."""
         self.n_huge_finished = 0
         self._short_ns = 0.0
+        self.wake_ns = float(FIRST_WAKE_NS)
+        """From waking a worker until it looks for a job, lately."""
+        self._woken_ns = 0
         self._closed = False
         self._last_head: Job[Any] | None = None
 
@@ -83,7 +89,7 @@ class WorkQueue:
                 if (gate := self._next_to_wake()) is not None:
                     gates.append(gate)
         for gate in gates:
-            gate.release()
+            self._wake(gate)
 
     def get(self, gate: threading.Lock) -> list[Job[Any]]:
         """The jobs of one round, once there are any: one long job, or short ones up to the round's bounds.
@@ -100,8 +106,10 @@ class WorkQueue:
                 self._n_awake -= 1
                 self._parked.append(gate)
             gate.acquire()
+            took_ns = min(time.monotonic_ns() - self._woken_ns, WAIT_NS)
+            self.wake_ns += (took_ns - self.wake_ns) * SMOOTHING
         if other is not None:
-            other.release()
+            self._wake(other)
         return jobs
 
     def finished(self, jobs: Sequence[Job[Any]], cpu_ns: int, was_long: bool | None = None) -> None:
@@ -136,7 +144,7 @@ class WorkQueue:
                 gate = self._parked.pop()
             self._last_head = head
         if gate is not None:
-            gate.release()
+            self._wake(gate)
 
     def close(self) -> None:
         """Let every worker end once the queue is empty."""
@@ -145,7 +153,11 @@ class WorkQueue:
             gates, self._parked = self._parked, []
             self._n_awake += len(gates)
         for gate in gates:
-            gate.release()
+            self._wake(gate)
+
+    def _wake(self, gate: threading.Lock) -> None:
+        self._woken_ns = time.monotonic_ns()
+        gate.release()
 
     def _next(self) -> Job[Any] | None:
         """Under the lock: the job that a worker may take now, the older one of both kinds."""
@@ -177,6 +189,9 @@ class WorkQueue:
             if n_bytes > ROUND_BYTES or job.slot.n_bytes > LONG_BYTES:
                 break
             jobs.append(self._jobs.popleft())
+        for job in jobs:
+            # It may have been when it was taken before, on its way to the GPU route.
+            job.is_long = False
         return jobs, None
 
     def _next_to_wake(self) -> threading.Lock | None:

@@ -14,7 +14,7 @@ from dispatcher.admission import Admission
 from dispatcher.backlog import HUGE_BYTES
 from dispatcher.job import Job
 from dispatcher.options import DispatcherOptions
-from dispatcher.work_queue import LONG_BYTES, ROUND_BYTES, ROUND_JOBS, WAIT_NS, WorkQueue
+from dispatcher.work_queue import LONG_BYTES, LONG_NS, ROUND_BYTES, ROUND_JOBS, WAIT_NS, WorkQueue
 from tests.fakes import LIMIT_S, FakeJob, FakeTokenizer
 
 TOKENIZER = FakeTokenizer()
@@ -261,6 +261,36 @@ def test_with_a_slow_engine_every_job_is_long(crew: Crew) -> None:
     assert sorted(len(taken) for taken in rounds) == [1, 1, 1, 1]
     assert {job for taken in rounds for job in taken} == set(jobs)
     assert all(job.is_long for job in jobs)
+
+
+def test_a_job_that_comes_back_is_judged_anew(crew: Crew) -> None:
+    """One that was long is not any more when the engine became fast; nobody is counted twice for it."""
+    crew.learn(LONG_NS * 2)
+    job = crew.job()
+    crew.put(job)
+    crew.queue.finished(crew.woken().round(), LONG_NS * 2)
+    assert job.is_long
+    until(lambda: crew.n_parked < len(crew.hands))
+    hand = next(hand for hand in crew.hands if not hand.parked)
+    crew.park(hand)
+    crew.learn(1)
+    crew.put(job)
+    again = crew.woken()
+    crew.queue.finished(again.round(), 1)
+    assert not job.is_long
+    crew.park(again)
+    crew.put(crew.job())
+    assert len(crew.woken().round()) == 1, "a worker is woken although all sleep"
+
+
+def test_waking_a_worker_is_timed(crew: Crew) -> None:
+    """What it takes lately, within bounds."""
+    for _ in range(30):
+        crew.put(crew.job())
+        hand = crew.woken()
+        crew.queue.finished(hand.round(), 1)
+        crew.park(hand)
+    assert 0 < crew.queue.wake_ns < WAIT_NS
 
 
 def test_an_engine_that_became_fast_is_noticed(crew: Crew) -> None:
