@@ -94,8 +94,6 @@ class Incarnation:
         self._pump()
         if self._to_fill:
             self._fill_ready(group)
-        if self._to_tell:
-            self._tell()
 
     @property
     def is_filling(self) -> bool:
@@ -125,7 +123,6 @@ class Incarnation:
         if self.is_filling:
             self._fill_step()
         self._pump()
-        self._tell()
         self._look(self._clocks.wall())
 
     def forget(self, model_key: str) -> None:
@@ -136,21 +133,22 @@ class Incarnation:
                 self.former.forget(queue)
                 self._advance()
         self._pump()
-        self._tell()
 
     def end(self, reason: str) -> None:
         """Everything that is queued or in flight falls back; later groups do at once."""
         with self._lock:
             self._end(reason)
         self._pump()
-        self._tell()
 
     def _pump(self) -> None:
+        """Apply events unless another thread does, and tell those whose group left."""
         while self._events and self._lock.acquire(False):
             try:
                 self._advance()
             finally:
                 self._lock.release()
+        if self._to_tell:
+            self._tell()
 
     def _advance(self) -> None:
         """Under the lock: apply events, launch, and reserve slots."""
