@@ -109,6 +109,7 @@ class CudaDevice:
         self.options = options
         self._memory = _upload(tables.arrays)
         self.tables = tables.struct({name: memory.ptr for name, memory in self._memory.items()})
+        self.tile = tables.tile
         self.kernels, self._modules = _compile(tables.defines, ("encode",))
 
     @property
@@ -280,7 +281,10 @@ class CudaContext:
 
     def _encode(self, batch: NDArray[Any]) -> Launch:
         """The kernel of a replay with its parameters."""
-        kernel, blocks = self._device.kernels["encode"], int(batch["n_fetchers"]) + n_tiles(self.size.capacity)
+        kernel, blocks = (
+            self._device.kernels["encode"],
+            int(batch["n_fetchers"]) + n_tiles(self.size.capacity, self._device.tile),
+        )
         return _launch_of(kernel, blocks, KERNELS[0].threads, self._device.tables, batch)
 
     def _run(self, launch: Launch) -> None:

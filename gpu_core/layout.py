@@ -18,9 +18,11 @@ WINDOW = 1024
 """Bytes that a block classifies: 32 words of 32 mask bits, one word for each lane of a warp."""
 HALO_LEFT = 64
 """Bytes of context before the tile."""
-TILE = 832
-"""Bytes whose pre-tokens a block owns: a pre-token belongs to the tile in which it starts."""
-HALO_RIGHT = WINDOW - HALO_LEFT - TILE
+TILE, BRIDGE_TILE = 896, 832
+"""Bytes whose pre-tokens a block owns: a pre-token belongs to the tile in which it starts. BPE over characters looks
+further ahead, and its tile is smaller."""
+HALO_RIGHT = WINDOW - HALO_LEFT - BRIDGE_TILE
+"""Bytes behind the tile of BPE over characters."""
 MAX_PRETOKEN = 512
 """A longer pre-token sends its document to the CPU."""
 MAX_LITERAL = HALO_LEFT
@@ -150,7 +152,7 @@ class Kernel:
 KERNELS = (Kernel("encode", "encode.cu", ("TABLES", "BATCH"), THREADS),)
 """The nodes of one replay, in order.
 
-The grid of `encode` is `n_fetchers + n_tiles(capacity)` blocks; blocks beyond the live bytes exit at once.
+The grid of `encode` is `n_fetchers + n_tiles(capacity, tile)` blocks; blocks beyond the live bytes exit at once.
 """
 
 
@@ -175,9 +177,9 @@ def n_chunks(capacity: int, max_documents: int) -> int:
     return -(-capacity // CHUNK) + -(-4 * (max_documents + 1) // CHUNK)
 
 
-def n_tiles(n_bytes: int) -> int:
+def n_tiles(n_bytes: int, tile: int) -> int:
     """Blocks that a text of `n_bytes` needs; an empty one needs a block too, which writes the results."""
-    return max(1, -(-n_bytes // TILE))
+    return max(1, -(-n_bytes // tile))
 
 
 def workspace(capacity: int, max_documents: int, token_starts: bool) -> tuple[Buffer, ...]:
@@ -195,7 +197,7 @@ def workspace(capacity: int, max_documents: int, token_starts: bool) -> tuple[Bu
         Buffer("token_starts", "<u4", capacity if token_starts else 0),
         Buffer("document_tokens", "<u4", max_documents + 1),
         Buffer("document_flags", "<u4", max_documents, zeroed=True),
-        Buffer("tile_states", "<u8", n_tiles(capacity), zeroed=True),
+        Buffer("tile_states", "<u8", n_tiles(capacity, BRIDGE_TILE), zeroed=True),
         Buffer("control", "u1", CONTROL.itemsize, zeroed=True),
         Buffer("completion", "u1", COMPLETION.itemsize, zeroed=True),
         Buffer("fetched", "u1", 2 * MAX_FETCHERS * FETCHED.itemsize, zeroed=True),

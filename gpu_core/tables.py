@@ -16,7 +16,7 @@ from gpu_core.bridge_tables import build_bridge_tables, check_bridge_support
 from gpu_core.classes import DIGESTS, family_classes, normal_form_classes, two_stage
 from gpu_core.closed import closed_entries
 from gpu_core.errors import UnsupportedTokenizer
-from gpu_core.layout import MAX_PRETOKEN, TABLES
+from gpu_core.layout import BRIDGE_TILE, MAX_PRETOKEN, TABLES, TILE
 from gpu_core.literals import NEEDS_CPU, bigram_bits, device_literals
 from gpu_core.slots import ID_BITS, SHORT_KEY, StringPool, merge_table, short_table, string_table
 from gpu_core.spec import TokenizerSpec
@@ -52,6 +52,11 @@ class Tables:
     def n_bytes(self) -> int:
         """Device memory that the tables take."""
         return sum(array.nbytes for array in self.arrays.values())
+
+    @property
+    def tile(self) -> int:
+        """Bytes of text whose pre-tokens a block of the kernels owns."""
+        return BRIDGE_TILE if self.defines["SIDETOK_FAMILY"] == BRIDGE_FAMILY else TILE
 
     def struct(self, addresses: dict[str, int]) -> NDArray[Any]:
         """The kernels' first argument, given where each array lies."""

@@ -5,7 +5,7 @@
 //
 //            halo │            tile             │  halo
 //   bytes    . . .│t h e _ q u i c k _ . . . b r│o w n _ . .     a pre-token belongs to the tile in which it starts
-//   position 0   64                            896          1024
+//   position 0   64                            960          1024
 //
 // No block waits for one that has a higher number, nothing is cleared between replays, and blocks beyond the live text exit at once.
 #include "bridge.cuh"

@@ -15,7 +15,6 @@
 constexpr u32 CHUNK = 8192;
 constexpr u32 CHUNK_LOADS = CHUNK / 16 / THREADS;  // of each thread, all before its first store
 constexpr u32 ARRIVED_STRIDE = 16;                 // words from one chunk's to the next one's
-constexpr u32 FEW_FETCHERS_ABOVE = 1u << 20;       // bytes: half of the fetchers keep the bus busy, and more in order
 constexpr u32 POLL_NS = 100;
 
 // One document's borders are known without its starts.
@@ -65,11 +64,9 @@ __device__ __forceinline__ void copy_chunk(const void* to, const void* from, u32
 __device__ __forceinline__ void fetch_chunks(const Batch& batch) {
     const Header header = *batch.header;
     if (threadIdx.x == 0) publish_header(batch, header);
-    const u32 n_working = header.n_bytes > FEW_FETCHERS_ABOVE ? (batch.n_fetchers + 1) / 2 : batch.n_fetchers;
-    if (blockIdx.x >= n_working) return;
     const u32 n_starts = n_start_chunks(header.n_documents), n_chunks = n_starts + (header.n_bytes + CHUNK - 1) / CHUNK;
     volatile u64* arrived = batch.arrived;
-    for (u32 chunk = blockIdx.x; chunk < n_chunks; chunk += n_working) {
+    for (u32 chunk = blockIdx.x; chunk < n_chunks; chunk += batch.n_fetchers) {
         if (chunk < n_starts) {
             copy_chunk(batch.document_starts, batch.far_document_starts, chunk, (header.n_documents + 1) * 4);
         } else {

@@ -3,6 +3,10 @@
 
 #include "portable.cuh"
 
+#ifndef SIDETOK_FAMILY
+#define SIDETOK_FAMILY 1
+#endif
+
 constexpr u32 THREADS = 256;
 // Many short waits for tables hide each other: full occupancy is worth a few spilled registers (measured on an H200).
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
@@ -14,7 +18,8 @@ constexpr u32 N_WARPS = THREADS / 32;
 constexpr u32 WINDOW = 1024;
 constexpr u32 WORDS = WINDOW / 32;
 constexpr u32 HALO_LEFT = 64;
-constexpr u32 TILE = 832;
+// BPE over characters looks further ahead: runs of added tokens.
+constexpr u32 TILE = SIDETOK_FAMILY == 5 ? 832 : 896;
 constexpr u32 TILE_END = HALO_LEFT + TILE;  // as a position in the window
 constexpr u32 MAX_PRETOKEN = 512;
 constexpr u32 ARENA = TILE_END + MAX_PRETOKEN;  // positions of a window and of the longest pre-token that leaves it

@@ -14,9 +14,6 @@
 enum ClassCode : u32 { NONE, LETTER, NUMBER, NEWLINE, PLAIN_SPACE, BLANK, OTHER, PUNCTUATION, CJK };
 
 constexpr u32 CL100K = 1, QWEN2 = 2, GPT2 = 3, DEEPSEEK = 4, BRIDGE = 5;
-#ifndef SIDETOK_FAMILY
-#define SIDETOK_FAMILY 1
-#endif
 #ifndef SIDETOK_NFC
 #define SIDETOK_NFC 0
 #endif

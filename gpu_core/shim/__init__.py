@@ -107,7 +107,7 @@ class HostPipeline:
         if n_fetchers:
             self._send_away()
         self._batch_struct["n_fetchers"] = n_fetchers
-        n_blocks = n_fetchers + layout.n_tiles(self.capacity)
+        n_blocks = n_fetchers + layout.n_tiles(self.capacity, self.tables.tile)
         self.library.sidetok_encode(
             self._pointer(self._table_struct), self._pointer(self._batch_struct), n_blocks, backwards
         )
@@ -128,13 +128,17 @@ class HostPipeline:
         """The split stage by itself: first bytes of pre-tokens, and class codes, of the joined documents."""
         self.fill(documents, 0)
         n_bytes = sum(map(len, documents))
-        n_tiles, n_planes = layout.n_tiles(n_bytes), self._n_code_planes()
+        n_tiles, n_planes = layout.n_tiles(n_bytes, self.tables.tile), self._n_code_planes()
         output = np.zeros((n_tiles, 1 + n_planes, layout.WINDOW // 32), dtype=np.uint32)
         self.library.sidetok_starts(
             self._pointer(self._table_struct), self._pointer(self._batch_struct), n_tiles, self._pointer(output)
         )
         bits = np.unpackbits(output.view(np.uint8), axis=-1, bitorder="little")
-        own = bits[:, :, layout.HALO_LEFT : layout.HALO_LEFT + layout.TILE].transpose(1, 0, 2).reshape(1 + n_planes, -1)
+        own = (
+            bits[:, :, layout.HALO_LEFT : layout.HALO_LEFT + self.tables.tile]
+            .transpose(1, 0, 2)
+            .reshape(1 + n_planes, -1)
+        )
         codes = sum((own[1 + plane] << plane for plane in range(n_planes)), start=np.zeros(own.shape[1], np.uint8))
         return own[0, :n_bytes].astype(bool), codes[:n_bytes]
 

@@ -134,7 +134,7 @@ def batches(rng: random.Random, data: DeviceData, literals: list[bytes], extent:
     if extent == "least":
         return _few_batches(rng, data, literals)
     found: list[tuple[str, Batch]] = []
-    sizes = [1, 2, 7, 63, 64, 65, 831, 832, 833, 1024, 4000, 20_000]
+    sizes = [1, 2, 7, 63, 64, 65, 831, 832, 833, 895, 896, 897, 1024, 4000, 20_000]
     sizes += [] if extent == "short" else [65_000, 66_000, 250_000, 480_000, 1_000_000, 3_800_000]
     counts, longest, n_spliced = ((2, 33, 64), 200, 2) if extent == "short" else ((2, 31, 32, 33, 64, 500), 2000, 60)
     for name in CORPORA:

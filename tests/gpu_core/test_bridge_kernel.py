@@ -23,7 +23,20 @@ from tests.gpu_core.texts import random_text
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 CAPACITY = 256 << 10
-LENGTHS = (0, 1, 31, 32, 33, 63, 64, 65, layout.TILE - 1, layout.TILE, layout.TILE + 1, 3 * layout.TILE + 7)
+LENGTHS = (
+    0,
+    1,
+    31,
+    32,
+    33,
+    63,
+    64,
+    65,
+    layout.BRIDGE_TILE - 1,
+    layout.BRIDGE_TILE,
+    layout.BRIDGE_TILE + 1,
+    3 * layout.BRIDGE_TILE + 7,
+)
 FAMILIES = ["ours", "ours_blanks", *(["gemma3"] if (SHARED / "tokenizers" / "gemma3").is_dir() else [])]
 every_family = pytest.mark.parametrize("family", FAMILIES)
 RARE = [BLANK, "\U000e0001", "\r", "\n\n\n", "\t\t", BLANK * 2, "<b", "\u0e01\u0e33", "the ", "\U0001f600"]
@@ -143,7 +156,7 @@ def test_every_place_of_a_tile_border(family: str, before: str, shim_cache: Path
     """What the stages treat specially, moved over a tile border byte by byte, behind text and behind runs."""
     filler = (before * 300).encode()
     for shift in range(0, len(MIDDLE.encode()) + 2, 1 if FULL or family == "ours" else 5):
-        text = filler[: layout.TILE - shift].decode("utf-8", "ignore") + MIDDLE + "tail"
+        text = filler[: layout.BRIDGE_TILE - shift].decode("utf-8", "ignore") + MIDDLE + "tail"
         assert check(family, [text], encode(family, shim_cache, [text])) == 1
 
 
@@ -198,7 +211,7 @@ def test_runs_of_blanks_beside_blank_characters(family: str, shim_cache: Path) -
 @every_family
 def test_nothing_is_left_of_earlier_replays(family: str, shim_cache: Path) -> None:
     """Batches of changing sizes on the same memory, empty ones and empty documents among them."""
-    for seed, n in enumerate((9_000, 10, 0, 5_000, 1, 0, layout.TILE)):
+    for seed, n in enumerate((9_000, 10, 0, 5_000, 1, 0, layout.BRIDGE_TILE)):
         texts = ["", *texts_of(family, 1, seed, (n // 2,)), "", *texts_of(family, 1, seed, (n - n // 2,)), ""]
         result = encode(family, shim_cache, texts)
         assert check(family, texts, result) >= 3
@@ -221,14 +234,14 @@ def test_invalid_utf8_goes_to_the_cpu_and_touches_nobody_else(family: str, shim_
     pipeline = pipeline_of(family, shim_cache)
     bad = [b"\x80", b"a\xc3", b"\xc0\x80", b"\xe0\x80\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xff", b"\xc3("]
     for data in bad:
-        for pad in (0, 700, layout.TILE - 1, layout.TILE, layout.TILE + 1):
+        for pad in (0, 700, layout.BRIDGE_TILE - 1, layout.BRIDGE_TILE, layout.BRIDGE_TILE + 1):
             good = ("ab\n" * 300)[:pad]
             result = pipeline.encode([good.encode(), data, "fine \u00e9".encode()])
             assert result.reasons == [0, 2, 0]
             assert check(family, [good], result) == 1
     for char in ("\u00e9", "\u4e2d", BLANK, "\U0001f600"):
         for cut in range(1, len(char.encode())):
-            for pad in (0, layout.TILE - 2, layout.TILE - 1, layout.TILE):
+            for pad in (0, layout.BRIDGE_TILE - 2, layout.BRIDGE_TILE - 1, layout.BRIDGE_TILE):
                 first, second = (
                     b"a" * (pad % 400) + b"\n" * (pad - pad % 400) + char.encode()[:cut],
                     char.encode()[cut:],
@@ -266,7 +279,7 @@ def test_added_token_that_leaves_the_window(shim_cache: Path) -> None:
 
 def test_a_run_that_is_too_long_to_follow(shim_cache: Path) -> None:
     """Beyond the limit the document needs the CPU, and the next one does not."""
-    texts = ["\n" * (layout.MAX_WALK + 2 * layout.TILE), "\n" * 2_000]
+    texts = ["\n" * (layout.MAX_WALK + 2 * layout.BRIDGE_TILE), "\n" * 2_000]
     pipeline = HostPipeline(tables_of("ours"), shim_cache, sum(map(len, texts)))
     result = pipeline.encode([text.encode() for text in texts])
     assert result.reasons == [5, 0]

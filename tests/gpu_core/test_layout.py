@@ -21,4 +21,4 @@ def test_workspace_has_a_buffer_for_every_pointer_of_the_batch() -> None:
 @pytest.mark.parametrize(("n_bytes", "n"), [(0, 1), (1, 1), (layout.TILE, 1), (layout.TILE + 1, 2)])
 def test_number_of_tiles(n_bytes: int, n: int) -> None:
     """An empty text has one tile, which writes its results."""
-    assert layout.n_tiles(n_bytes) == n
+    assert layout.n_tiles(n_bytes, layout.TILE) == n

@@ -42,7 +42,7 @@ def test_structs_are_laid_out_alike(bench: Bench) -> None:
         layout.THREADS,
         layout.WINDOW,
         layout.HALO_LEFT,
-        layout.TILE,
+        bench.tables.tile,
         layout.MAX_PRETOKEN,
         layout.MAX_LITERAL,
         layout.MAX_WALK,
