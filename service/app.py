@@ -16,7 +16,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse, Response
 
 from service import __version__
-from service.dialects import Detokenize, Tokenize
+from service.dialects import dialect_endpoints
 from service.endpoint import Endpoint
 from service.head import request_id_of
 from service.hot import Receive, Scope, Send
@@ -63,16 +63,12 @@ class App(FastAPI):
 def endpoints(service: Service) -> dict[str, Endpoint]:
     """All hot endpoints by path."""
     registry = service.registry
-    tokenize = Tokenize(registry, service.options.dialect)
-    detokenize = Detokenize(registry, service.options.dialect)
+    options = service.options
     return {
         "/v1/encode": Encode(registry),
         "/v1/decode": Decode(registry),
         "/v1/count": Count(registry),
-        "/tokenize": tokenize,
-        "/v1/tokenize": tokenize,
-        "/detokenize": detokenize,
-        "/v1/detokenize": detokenize,
+        **dialect_endpoints(registry, options.dialect, options.trust_request_chat_template),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from service.dialects import DETOKENIZE_SCHEMA, TOKENIZE_SCHEMA
+from service.dialects import OPERATIONS
 
 Schema = dict[str, Any]
 
@@ -136,14 +136,13 @@ def _operation(summary: str, request: Schema, answer: Schema, binary: Iterable[s
 
 _BOTH = ("application/msgpack", "application/octet-stream")
 _OPERATIONS: dict[str, Schema] = {
-    "encode": _operation("Text to ids", _ENCODE_REQUEST, _ENCODE_ANSWER, _BOTH),
-    "count": _operation("Number of ids of text", _ENCODE_REQUEST, _COUNT_ANSWER, _BOTH),
-    "decode": _operation("Ids to text", _DECODE_REQUEST, _DECODE_ANSWER, _BOTH),
-    "tokenize": _operation("Text or chat to ids, as vLLM or SGLang", *TOKENIZE_SCHEMA),
-    "detokenize": _operation("Ids to text, as vLLM or SGLang", *DETOKENIZE_SCHEMA),
+    "/v1/encode": _operation("Text to ids", _ENCODE_REQUEST, _ENCODE_ANSWER, _BOTH),
+    "/v1/count": _operation("Number of ids of text", _ENCODE_REQUEST, _COUNT_ANSWER, _BOTH),
+    "/v1/decode": _operation("Ids to text", _DECODE_REQUEST, _DECODE_ANSWER, _BOTH),
+    **{path: _operation(*operation) for path, operation in OPERATIONS.items()},
 }
 
 
 def paths(endpoints: Iterable[str]) -> Schema:
     """The `paths` object of the given paths; a path without an operation here is an error."""
-    return {path: _OPERATIONS[path.rsplit("/", 1)[-1]] for path in endpoints}
+    return {path: _OPERATIONS[path] for path in endpoints}

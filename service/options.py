@@ -21,6 +21,9 @@ class ServiceOptions:
     alias: tuple[str, ...] = knob((), "NAME=MODEL: another name for a model; repeatable.")
     default_model: str = knob("", "Model for requests that name none; empty = the first one.")
     dialect: str = knob("vllm", "Dialect of /tokenize and /detokenize for requests that name none.", ("vllm", "sglang"))
+    trust_request_chat_template: bool = knob(
+        False, "Render chat templates that come with requests; within the same bounds as those of models."
+    )
     max_body_bytes: int = knob(64 << 20, "Largest request body; a larger one is refused with 413.")
     keep_alive_s: int = knob(120, "Seconds that an idle connection stays open; above the 90 s of Go clients.")
     drain_timeout_s: float = knob(30.0, "Seconds that requests in flight get to finish after SIGTERM.")

@@ -1,19 +1,19 @@
 """Dialects: other servers' wire formats, translated onto the one request type.
 
-`/tokenize` and `/detokenize` mean different things to vLLM's and to SGLang's clients; a request says which it is by its
-`X-Sidetok-Dialect` header, or the server has a default.
+`/tokenize` and `/detokenize` mean different things to the clients of different servers; a request says which it is by
+its `X-Sidetok-Dialect` header, or the server has a default. Other paths belong to one format each.
 """
 
 from __future__ import annotations
 
 from dispatcher.request import Request, Result
 from gpu_core.errors import SidetokError
-from service.dialects import sglang, vllm
-from service.dialects.openapi import DETOKENIZE_SCHEMA, TOKENIZE_SCHEMA
+from service.dialects import anthropic, responses, sglang, vllm, vllm_render
+from service.dialects.openapi import OPERATIONS
 from service.endpoint import Answer, Endpoint, Head
 from service.registry import Registry
 
-__all__ = ["DETOKENIZE_SCHEMA", "TOKENIZE_SCHEMA", "Detokenize", "Tokenize"]
+__all__ = ["OPERATIONS", "dialect_endpoints"]
 
 
 class _ByDialect:
@@ -39,15 +39,23 @@ class _ByDialect:
         return self._by_name.get(head.dialect, self._default)
 
 
-class Tokenize(_ByDialect):
-    """`POST /tokenize`: text or a conversation to ids."""
-
-    def __init__(self, registry: Registry, default_dialect: str) -> None:
-        super().__init__({b"vllm": vllm.Tokenize(registry), b"sglang": sglang.Tokenize(registry)}, default_dialect)
-
-
-class Detokenize(_ByDialect):
-    """`POST /detokenize`: ids to text."""
-
-    def __init__(self, registry: Registry, default_dialect: str) -> None:
-        super().__init__({b"vllm": vllm.Detokenize(registry), b"sglang": sglang.Detokenize(registry)}, default_dialect)
+def dialect_endpoints(registry: Registry, default_dialect: str, trust_templates: bool) -> dict[str, Endpoint]:
+    """Every endpoint that speaks another server's format, by path."""
+    tokenize = _ByDialect(
+        {b"vllm": vllm.Tokenize(registry, trust_templates), b"sglang": sglang.Tokenize(registry)}, default_dialect
+    )
+    detokenize = _ByDialect(
+        {b"vllm": vllm.Detokenize(registry), b"sglang": sglang.Detokenize(registry)}, default_dialect
+    )
+    return {
+        "/tokenize": tokenize,
+        "/v1/tokenize": tokenize,
+        "/detokenize": detokenize,
+        "/v1/detokenize": detokenize,
+        "/v1/chat/completions/render": vllm_render.ChatRender(registry, trust_templates),
+        "/v1/completions/render": vllm_render.TextRender(registry),
+        "/v1/messages/render": anthropic.MessagesRender(registry),
+        "/v1/messages/count_tokens": anthropic.CountTokens(registry),
+        "/v1/responses/render": responses.ResponsesRender(registry),
+        "/v1/responses/input_tokens": responses.InputTokens(registry),
+    }

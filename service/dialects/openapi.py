@@ -1,8 +1,10 @@
-"""Request and answer schemas of `/tokenize` and `/detokenize`: one branch for each form and dialect."""
+"""Schemas of the dialects; `/tokenize` and `/detokenize` have one branch for each form and dialect."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from service.dialects.openapi_render import RENDER_OPERATIONS
 
 Schema = dict[str, Any]
 
@@ -112,14 +114,22 @@ _SGLANG_DETOKENIZE = _form(
 _VLLM_TEXT = _form("vLLM", ["prompt"], {"prompt": _TEXT})
 _SGLANG_TEXT = _form("SGLang", ["text"], {"text": {"anyOf": [_TEXT, _TEXTS]}})
 
-TOKENIZE_SCHEMA: tuple[Schema, Schema] = (
+_TOKENIZE = (
+    "Text or chat to ids, as vLLM or SGLang",
     {"anyOf": [_VLLM_PROMPT, _VLLM_CHAT, _SGLANG_PROMPT, _SGLANG_CHAT]},
     {"anyOf": [_VLLM_IDS, _SGLANG_IDS]},
 )
-"""Request and answer of `/tokenize`."""
-
-DETOKENIZE_SCHEMA: tuple[Schema, Schema] = (
+_DETOKENIZE = (
+    "Ids to text, as vLLM or SGLang",
     {"anyOf": [_VLLM_DETOKENIZE, _SGLANG_DETOKENIZE]},
     {"anyOf": [_VLLM_TEXT, _SGLANG_TEXT]},
 )
-"""Request and answer of `/detokenize`."""
+
+OPERATIONS: dict[str, tuple[str, Schema, Schema]] = {
+    "/tokenize": _TOKENIZE,
+    "/v1/tokenize": _TOKENIZE,
+    "/detokenize": _DETOKENIZE,
+    "/v1/detokenize": _DETOKENIZE,
+    **RENDER_OPERATIONS,
+}
+"""Summary, request and answer of each path."""

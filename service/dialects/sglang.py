@@ -6,7 +6,7 @@ Source: the released server 0.5.23 (`sglang/srt/entrypoints/openai`). See docs/d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import orjson
@@ -17,12 +17,15 @@ from dispatcher.request import DecodeRequest, EncodedDocument, EncodeOptions, En
 from gpu_core.errors import SidetokError
 from service.codecs import check_count, ids_json
 from service.dialects import sglang_schema as schema
-from service.dialects.body import Mistakes, error_answer, packed_ids, read_json, require_json, shown_mistakes, validated
+from service.dialects.body import error_answer, packed_ids, read_json, validated
+from service.dialects.json_endpoint import JsonEndpoint
 from service.dialects.sglang_chat import render
 from service.endpoint import Answer, Head
 from service.errors import ChatTemplateError, InvalidBody, UnknownModel, UnsupportedMediaType, status_of
 from service.head import route_of
 from service.registry import Model, Registry
+
+F = TypeVar("F")
 
 NO_CHAT_TEMPLATE = "The model has no chat template; send text as `prompt`."
 NOT_UNICODE = "The text is not valid Unicode: it has a lone surrogate."
@@ -55,20 +58,27 @@ class PackedIds(NamedTuple):
     skip_special_tokens: bool
 
 
-class Tokenize:
+class _SglangEndpoint(JsonEndpoint[F]):
+    """An endpoint whose errors are SGLang's."""
+
+    def fail(self, head: Head, error: SidetokError) -> Answer:
+        """See `service.endpoint.Endpoint`."""
+        return fail(error)
+
+
+class Tokenize(_SglangEndpoint[Prompt | schema.Tokenize]):
     """`POST /tokenize`: a prompt, a list of prompts or a conversation to ids."""
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
+    def form(self, body: bytes) -> Prompt | schema.Tokenize:
+        """See `JsonEndpoint`."""
+        fields = read_json(body)
+        if isinstance(fields, dict) and (form := _plain_prompt(fields)) is not None:
+            return form
+        return validated(schema.validate_tokenize, fields, body)
 
-    def read(self, head: Head, body: bytes) -> TokenizeRequest:
-        """See `service.endpoint.Endpoint`."""
-        require_json(head)
-        try:
-            form = _tokenize_form(body)
-        except Mistakes as mistakes:
-            raise InvalidBody(shown_mistakes(mistakes.found)) from None
-        model = _resolve(self._registry, form.model)
+    def request(self, head: Head, form: Prompt | schema.Tokenize, n_bytes: int) -> TokenizeRequest:
+        """See `JsonEndpoint`."""
+        model = _resolve(self.registry, form.model)
         is_batch = isinstance(form.prompt, list)
         documents, special = _documents(form, model)
         check_count(len(documents))
@@ -77,7 +87,7 @@ class Tokenize:
             model.ready_tokenizer,
             documents,
             _WITH_SPECIAL if special else _WITHOUT_SPECIAL,
-            len(body),
+            n_bytes,
             is_batch,
             route_of(head),
             max_model_len=model.tokenizer_max_len or model.max_model_len,
@@ -95,38 +105,27 @@ class Tokenize:
             ids, count = ids_json(packed), b"%d" % (len(packed) // 4)
         return Answer(b'{"tokens":%b,"count":%b,"max_model_len":%d}' % (ids, count, request.max_model_len))
 
-    def fail(self, head: Head, error: SidetokError) -> Answer:
-        """See `service.endpoint.Endpoint`."""
-        return fail(error)
 
-
-class Detokenize:
+class Detokenize(_SglangEndpoint[PackedIds | schema.Detokenize]):
     """`POST /detokenize`: ids to text, special tokens dropped by default. Ids outside the vocabulary are skipped."""
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
+    def form(self, body: bytes) -> PackedIds | schema.Detokenize:
+        """See `JsonEndpoint`."""
+        fields = read_json(body)
+        if isinstance(fields, dict) and (form := _plain_ids(fields)) is not None:
+            return form
+        return validated(schema.validate_detokenize, fields, body)
 
-    def read(self, head: Head, body: bytes) -> DecodeRequest:
-        """See `service.endpoint.Endpoint`."""
-        require_json(head)
-        try:
-            form = _ids_form(body)
-        except Mistakes as mistakes:
-            raise InvalidBody(shown_mistakes(mistakes.found)) from None
-        model = _resolve(self._registry, form.model)
+    def request(self, head: Head, form: PackedIds | schema.Detokenize, n_bytes: int) -> DecodeRequest:
+        """See `JsonEndpoint`."""
+        model = _resolve(self.registry, form.model)
         sequences, is_batch = _sequences(form)
         check_count(len(sequences))
-        return DecodeRequest(
-            model.name, model.ready_tokenizer, sequences, form.skip_special_tokens, len(body), is_batch
-        )
+        return DecodeRequest(model.name, model.ready_tokenizer, sequences, form.skip_special_tokens, n_bytes, is_batch)
 
     def write(self, head: Head, request: Request, result: Result) -> Answer:
         """See `service.endpoint.Endpoint`."""
         return Answer(b'{"text":%b}' % orjson.dumps(result if request.is_batch else result[0]))
-
-    def fail(self, head: Head, error: SidetokError) -> Answer:
-        """See `service.endpoint.Endpoint`."""
-        return fail(error)
 
 
 def fail(error: SidetokError) -> Answer:
@@ -178,27 +177,25 @@ def _chat_documents(form: schema.Tokenize, model: Model) -> tuple[list[str], boo
     return [text, rest] if rest else [text], special
 
 
-def _tokenize_form(body: bytes) -> Prompt | schema.Tokenize:
-    fields = read_json(body)
-    if isinstance(fields, dict):
-        prompt, model = fields.get("prompt"), fields.get("model", "default")
-        special = fields.get("add_special_tokens", True)
-        is_text = type(prompt) is str or (type(prompt) is list and {str}.issuperset(map(type, prompt)))
-        if is_text and fields.get("messages") is None and type(model) is str and type(special) is bool:
-            return Prompt(model, prompt, special)  # type: ignore[arg-type]
-    return validated(schema.validate_tokenize, fields, body)
+def _plain_prompt(fields: dict[str, Any]) -> Prompt | None:
+    """The prompt form, when every field is of its own type; None leaves the decision to pydantic."""
+    prompt, model = fields.get("prompt"), fields.get("model", "default")
+    special = fields.get("add_special_tokens", True)
+    is_text = type(prompt) is str or (type(prompt) is list and {str}.issuperset(map(type, prompt)))
+    if is_text and fields.get("messages") is None and type(model) is str and type(special) is bool:
+        return Prompt(model, prompt, special)  # type: ignore[arg-type]
+    return None
 
 
-def _ids_form(body: bytes) -> PackedIds | schema.Detokenize:
-    fields = read_json(body)
-    if isinstance(fields, dict):
-        tokens, model = fields.get("tokens"), fields.get("model", "default")
-        skip = fields.get("skip_special_tokens", True)
-        if type(tokens) is list and type(model) is str and type(skip) is bool:
-            sequence = packed_ids(tokens)
-            if sequence is not None:
-                return PackedIds(model, sequence, skip)
-    return validated(schema.validate_detokenize, fields, body)
+def _plain_ids(fields: dict[str, Any]) -> PackedIds | None:
+    """One list of ids, when every field is of its own type; None leaves the decision to pydantic."""
+    tokens, model = fields.get("tokens"), fields.get("model", "default")
+    skip = fields.get("skip_special_tokens", True)
+    if type(tokens) is list and type(model) is str and type(skip) is bool:
+        sequence = packed_ids(tokens)
+        if sequence is not None:
+            return PackedIds(model, sequence, skip)
+    return None
 
 
 def _sequences(form: PackedIds | schema.Detokenize) -> tuple[list[NDArray[np.uint32]], bool]:

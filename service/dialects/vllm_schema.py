@@ -35,11 +35,13 @@ class Message(TypedDict):
     task: NotRequired[str | None]
 
 
-class _Lenient(BaseModel):
+class Lenient(BaseModel):
+    """A shape that ignores what it does not name."""
+
     model_config = ConfigDict(extra="allow")
 
 
-class Function(_Lenient):
+class Function(Lenient):
     """What a tool is."""
 
     name: str
@@ -49,7 +51,7 @@ class Function(_Lenient):
     defer_loading: bool | None = None
 
 
-class Tool(_Lenient):
+class Tool(Lenient):
     """One tool."""
 
     type: Literal["function"] = "function"
@@ -72,7 +74,7 @@ class Tool(_Lenient):
         return outer
 
 
-class Completion(_Lenient):
+class Completion(Lenient):
     """`/tokenize` of a prompt."""
 
     model: str | None = None
@@ -81,7 +83,7 @@ class Completion(_Lenient):
     return_token_strs: bool | None = False
 
 
-class Chat(_Lenient):
+class Chat(Lenient):
     """`/tokenize` of a conversation."""
 
     model: str | None = None
@@ -97,7 +99,7 @@ class Chat(_Lenient):
     tools: list[Tool] | None = None
 
 
-class Ids(_Lenient):
+class Ids(Lenient):
     """`/detokenize`."""
 
     model: str | None = None
@@ -133,7 +135,7 @@ def validate_tokenize(fields: Any, n_bytes: int) -> Completion | Chat:
     try:
         return adapter.validate_python(fields, from_attributes=True)
     except ValidationError as error:
-        raise Mistakes(_mistakes(error, is_union=True)) from None
+        raise Mistakes(mistakes_of(error, is_union=True)) from None
 
 
 def validate_detokenize(fields: Any, n_bytes: int) -> Ids:
@@ -142,10 +144,11 @@ def validate_detokenize(fields: Any, n_bytes: int) -> Ids:
     try:
         return adapter.validate_python(fields, from_attributes=True)
     except ValidationError as error:
-        raise Mistakes(_mistakes(error, is_union=False)) from None
+        raise Mistakes(mistakes_of(error)) from None
 
 
-def _mistakes(error: ValidationError, is_union: bool) -> list[Mistake]:
+def mistakes_of(error: ValidationError, is_union: bool = False) -> list[Mistake]:
+    """What pydantic found, without names that the caller made up; of a union, without the names of its branches."""
     return [
         {**found, "loc": ("body", *(_named(part) for part in found["loc"][is_union:] if not _is_internal(part)))}
         for found in error.errors(include_url=False)

@@ -61,6 +61,13 @@ def head_of(path: str = "/tokenize", content_type: bytes = b"application/json", 
     return Head(path, b"", [], "test", content_type, dialect=dialect)
 
 
+def documents_of(endpoint: Endpoint, body: Any) -> list[str]:
+    """The texts that an endpoint would have encoded for a body, a value to be sent as JSON."""
+    request = endpoint.read(head_of(), json.dumps(body).encode())
+    assert isinstance(request, EncodeRequest)
+    return request.documents
+
+
 def send(endpoint: Endpoint, body: Any, head: Head | None = None) -> Answer:
     """The answer to a body (bytes, or a value to be sent as JSON): read, then encode or decode, then write or fail."""
     head = head or head_of()

@@ -12,11 +12,12 @@ import orjson
 import pytest
 
 from service import __version__
+from service.dialects import OPERATIONS
 from service.options import ServiceOptions
 from tests.fakes import FakeTokenizer, Gate
 from tests.service_fakes import FakeRegistry, eventually, run, running
 
-HOT = ("/v1/encode", "/v1/decode", "/v1/count", "/tokenize", "/v1/tokenize", "/detokenize", "/v1/detokenize")
+HOT = ("/v1/encode", "/v1/decode", "/v1/count", *OPERATIONS)
 CONTROL = ("/health", "/healthz", "/live", "/liveness", "/ready", "/readiness", "/v1/models", "/metrics", "/version")
 
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from dispatcher.errors import EngineFault, TooBusy
 from gpu_core.errors import SidetokError
-from service.dialects import DETOKENIZE_SCHEMA, TOKENIZE_SCHEMA, Detokenize, Tokenize, sglang
+from service.dialects import OPERATIONS, dialect_endpoints, sglang
 from service.errors import ModelNotReady
 from service.registry import Registry
-from tests.service.small_model import head_of, registry_of, send, write_model
+from tests.service.small_model import documents_of, head_of, registry_of, send, write_model
 
 MARKER = "TOPSECRET"
 BOS, EOS = 256, 257
@@ -94,7 +94,7 @@ def test_detokenize(detokenize: sglang.Detokenize, body: Any, text: Any) -> None
 
 def texts(endpoint: sglang.Tokenize, **body: Any) -> list[str]:
     """The documents that a conversation is encoded as."""
-    return endpoint.read(head_of(), json.dumps(body).encode()).documents
+    return documents_of(endpoint, body)
 
 
 USER = {"role": "user", "content": "q"}
@@ -346,12 +346,12 @@ def test_the_dialect_is_chosen_by_header_or_default(registry: Registry) -> None:
     for default, other in (("vllm", "sglang"), ("sglang", "vllm")):
         keys = {"vllm": "token_strs", "sglang": "tokens"}
         first = {"vllm": "count", "sglang": "tokens"}
-        endpoint = Tokenize(registry, default)
+        endpoint = dialect_endpoints(registry, default, False)["/tokenize"]
         assert next(iter(orjson.loads(send(endpoint, {"prompt": "x"}).body))) == first[default]
         answer = send(endpoint, {"prompt": "x"}, head_of(dialect=other.encode()))
         assert next(iter(orjson.loads(answer.body))) == first[other]
         assert keys[other] in orjson.loads(answer.body)
-        back = Detokenize(registry, default)
+        back = dialect_endpoints(registry, default, False)["/detokenize"]
         assert list(orjson.loads(send(back, {"tokens": []}).body)) == [{"vllm": "prompt", "sglang": "text"}[default]]
         refused = send(back, {"tokens": 5}, head_of(dialect=other.encode()))
         assert ("object" in orjson.loads(refused.body)) is (other == "sglang")
@@ -360,10 +360,11 @@ def test_the_dialect_is_chosen_by_header_or_default(registry: Registry) -> None:
 def test_schemas_describe_the_answers(registry: Registry) -> None:
     """Each form's required keys in the OpenAPI schema are those of real answers."""
     for dialect in ("vllm", "sglang"):
-        answer = orjson.loads(send(Tokenize(registry, dialect), {"prompt": "x"}).body)
-        assert list(answer) in [form["required"] for form in TOKENIZE_SCHEMA[1]["anyOf"]]
-        text = orjson.loads(send(Detokenize(registry, dialect), {"tokens": [39]}).body)
-        assert list(text) in [form["required"] for form in DETOKENIZE_SCHEMA[1]["anyOf"]]
+        endpoints = dialect_endpoints(registry, dialect, False)
+        answer = orjson.loads(send(endpoints["/tokenize"], {"prompt": "x"}).body)
+        assert list(answer) in [form["required"] for form in OPERATIONS["/tokenize"][2]["anyOf"]]
+        text = orjson.loads(send(endpoints["/detokenize"], {"tokens": [39]}).body)
+        assert list(text) in [form["required"] for form in OPERATIONS["/detokenize"][2]["anyOf"]]
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.just(MARKER) | st.just("\ud800")

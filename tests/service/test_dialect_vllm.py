@@ -20,10 +20,8 @@ from service.codecs import IDS_PER_PIECE
 from service.dialects import vllm
 from service.errors import BodyTooLarge, InvalidBody, ModelNotReady
 from service.registry import Registry
-from tests.data import SHARED, tokenizer_json
-from tests.service.small_model import head_of, registry_of, send, write_model
+from tests.service.small_model import documents_of, head_of, registry_of, send, write_model
 
-SAMPLES = sorted((SHARED / "wire-samples").glob("*tokenize*.json"))
 BOS = 256
 MARKER = "TOPSECRET"
 
@@ -51,32 +49,6 @@ def tokenize(registry: Registry) -> vllm.Tokenize:
 def detokenize(registry: Registry) -> vllm.Detokenize:
     """The endpoint."""
     return vllm.Detokenize(registry)
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Registry:
-    """The model that the recorded server had."""
-    folder = tmp_path_factory.mktemp("qwen3")
-    source = SHARED / "tokenizers" / "qwen3"
-    (folder / "tokenizer.json").write_bytes(tokenizer_json("qwen3"))
-    for name in ("tokenizer_config.json", "config.json"):
-        (folder / name).write_bytes((source / name).read_bytes())
-    return registry_of(f"qwen3={folder}")
-
-
-@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
-def test_recorded_answers(path: Path, recorded: Registry) -> None:
-    """Status and body of a real server's answer, errors included."""
-    sample = json.loads(path.read_bytes())
-    request, response = sample["request"], sample["response"]
-    if request["method"] != "POST":
-        pytest.skip("the router answers other methods")
-    raw = request["raw_body_latin1"]
-    body = json.dumps(request["json"]).encode() if raw is None else raw.encode("latin-1")
-    head = head_of(request["path"], (request["content_type"] or "").partition(";")[0].encode())
-    endpoint = (vllm.Tokenize if request["path"] == "/tokenize" else vllm.Detokenize)(recorded)
-    answer = send(endpoint, body, head)
-    assert (answer.status, answer.body.decode()) == (response["status"], response["raw_body"])
 
 
 def test_a_prompt(tokenize: vllm.Tokenize) -> None:
@@ -159,8 +131,7 @@ def test_messages_as_templates_see_them(tmp_path: Path, message: Any, expected: 
     template = "{% for m in messages %}{{ m | tojson }}{% endfor %}"
     folder = write_model(tmp_path / "m", tokenizer_config={"chat_template": template})
     endpoint = vllm.Tokenize(registry_of(f"m={folder}"))
-    request = endpoint.read(head_of(), json.dumps({"messages": [message]}).encode())
-    assert request.documents == [json.dumps(expected, ensure_ascii=False)]
+    assert documents_of(endpoint, {"messages": [message]}) == [json.dumps(expected, ensure_ascii=False)]
 
 
 def test_parts_and_tools_as_templates_see_them(tmp_path: Path) -> None:
@@ -174,9 +145,8 @@ def test_parts_and_tools_as_templates_see_them(tmp_path: Path) -> None:
         "messages": [{"role": "user", "content": ["a", {"type": "text", "text": "", "cache_control": 1}]}],
         "tools": [{"function": {"x": 1, "strict": True, "name": "f"}}],
     }
-    request = endpoint.read(head_of(), json.dumps(body).encode())
     tools = [{"type": "function", "function": {"name": "f", "description": None, "parameters": None, "strict": True}}]
-    assert request.documents == [
+    assert documents_of(endpoint, body) == [
         '{"type": "text", "text": "a"}{"type": "text", "text": "", "cache_control": 1}' + json.dumps(tools)
     ]
 
@@ -188,8 +158,7 @@ def test_developer_messages_join_the_system_message(tmp_path: Path) -> None:
     endpoint = vllm.Tokenize(registry_of(f"m={folder}"))
     roles = ["system", "user", "developer", "system"]
     body = {"messages": [{"role": role, "content": role[0] + str(i)} for i, role in enumerate(roles)]}
-    request = endpoint.read(head_of(), json.dumps(body).encode())
-    assert request.documents == ["[system]s0\n\nd2\n\ns3[user]u1"]
+    assert documents_of(endpoint, body) == ["[system]s0\n\nd2\n\ns3[user]u1"]
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,13 @@ import orjson
 import pytest
 
 from dispatcher.tokenizer import Tokenizer
+from service.chat import ChatTemplate
 from service.codecs import MAX_DOCUMENTS
-from service.dialects import Detokenize, Tokenize
+from service.dialects import OPERATIONS, dialect_endpoints
 from service.native import Count, Decode, Encode
 from tests.fakes import FakeTokenizer
 from tests.native_client import CODECS, JSON, MSGPACK, OCTETS
+from tests.service.small_model import CHAT_TEMPLATE
 from tests.service_fakes import FakeRegistry, ask
 
 VALUES: list[Any] = [
@@ -26,6 +28,8 @@ NAMES = (
     *("model", "text", "ids", "prompt", "tokens", "messages", "add_special_tokens", "max_tokens", "truncation_side"),
     *("return_char_offsets", "return_byte_offsets", "return_token_strings", "return_special_tokens_mask", "tools"),
     *("skip_special_tokens", "return_token_strs", "add_generation_prompt", "continue_final_message", "chat_template"),
+    *("input", "instructions", "system", "thinking", "stop", "n", "temperature", "stream", "logit_bias", "max_tokens"),
+    *("truncate_prompt_tokens", "cache_salt", "response_format", "documents", "reasoning", "chat_template_kwargs"),
 )
 ALLOWED = {200, 400, 404, 413, 415, 422}
 
@@ -34,24 +38,36 @@ ALLOWED = {200, 400, 404, 413, 415, 422}
 def endpoints(embedded: Tokenizer) -> dict[str, Any]:
     """Every hot endpoint, over a real tokenizer and a fake one."""
     registry = FakeRegistry(real=embedded, fake=FakeTokenizer())
+    for model in registry.models():
+        model.chat_template = ChatTemplate({"default": CHAT_TEMPLATE}, {})
     return {
         "encode": Encode(registry),
         "count": Count(registry),
         "decode": Decode(registry),
-        "tokenize-vllm": Tokenize(registry, "vllm"),
-        "tokenize-sglang": Tokenize(registry, "sglang"),
-        "detokenize-vllm": Detokenize(registry, "vllm"),
-        "detokenize-sglang": Detokenize(registry, "sglang"),
+        **by_dialect(registry),
     }
 
 
-ENDPOINTS = ("encode", "count", "decode", "tokenize-vllm", "tokenize-sglang", "detokenize-vllm", "detokenize-sglang")
+def by_dialect(registry: FakeRegistry) -> dict[str, Any]:
+    """The endpoints of each dialect; those whose path means one thing only are the same in all."""
+    return {
+        f"{path}-{dialect}": endpoint
+        for dialect in DIALECTS
+        for path, endpoint in dialect_endpoints(registry, dialect, trust_templates=True).items()
+    }
+
+
+DIALECTS = ("vllm", "sglang")
+ENDPOINTS = (
+    *("encode", "count", "decode", "/tokenize-vllm", "/tokenize-sglang", "/detokenize-vllm", "/detokenize-sglang"),
+    *(f"{path}-vllm" for path in OPERATIONS if "tokenize" not in path),
+)
 
 
 def some_fields(rng: random.Random) -> dict[str, Any]:
     """A few names with a few values, mostly ones that some endpoint knows."""
     fields = {rng.choice(NAMES): rng.choice(VALUES) for _ in range(rng.randrange(5))}
-    content = rng.choice(["text", "ids", "prompt", "tokens"])
+    content = rng.choice(["text", "ids", "prompt", "tokens", "input"])
     if rng.random() < 0.7:
         fields[content] = rng.choice([["a", "bc"], "abc", [5, 6], [[5], [6]], [], ""])
     if rng.random() < 0.3:
@@ -138,13 +154,13 @@ def test_extreme_limits(endpoints: dict[str, Any], n: int) -> None:
 def test_ids_that_no_tokenizer_has(endpoints: dict[str, Any], ids: list[int]) -> None:
     """Ids outside the vocabulary are left out by the reference, and are no error of ours."""
     assert ask(endpoints["decode"], orjson.dumps({"ids": ids})).status == 200
-    for name in ("detokenize-vllm", "detokenize-sglang"):
+    for name in ("/detokenize-vllm", "/detokenize-sglang"):
         assert ask(endpoints[name], orjson.dumps({"tokens": ids}), content_type=JSON).status in ALLOWED
 
 
 @pytest.mark.parametrize(
     ("name", "content", "item"),
-    [("tokenize-sglang", "prompt", ""), ("detokenize-sglang", "tokens", [1])],
+    [("/tokenize-sglang", "prompt", ""), ("/detokenize-sglang", "tokens", [1])],
 )
 def test_dialects_bound_their_batches(endpoints: dict[str, Any], name: str, content: str, item: Any) -> None:
     """A dialect with batches has the same bound on the number of documents."""
