@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dispatcher.engines import CpuEngine, is_fault
 from dispatcher.engines.choice import choose_engine
+from dispatcher.engines.piecewise_engine import PiecewiseEngine
 from dispatcher.engines.reference_engine import ReferenceEngine, ids_of, offsets_of
 from dispatcher.errors import InvalidText, TextTooLarge
 from dispatcher.finisher import Finisher
@@ -247,7 +248,8 @@ def load_tokenizer(
     text = data.decode()
     reference = ReferenceEngine(text)
     choice = choose_engine(engine, text, spec, reference, ProofCache(cache_dir))
-    return Tokenizer(spec, reference, choice.engine, choice.reason, max_reference_bytes)
+    fast = choice.engine if choice.engine is reference else PiecewiseEngine(choice.engine, spec, data)
+    return Tokenizer(spec, reference, fast, choice.reason, max_reference_bytes)
 
 
 def _n_bytes(document: str) -> int:

@@ -66,6 +66,10 @@ class Decoder:
         self.capacity_ids = n_ids
         memories = device.decode_memories(tables, arena, options.n_contexts)
         self._free = [DecodeContext(memory, arena) for memory in memories]
+        for context in self._free:
+            # Once on nothing, so that nothing is left to load.
+            context.launch(0, 0, 0)
+            context.block()
         self._adaptive, self._spin = AdaptiveWait(), SpinWait()
 
     def decode(self, sequences: Sequences, *, skip_special_tokens: bool = False) -> Decoding:

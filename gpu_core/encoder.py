@@ -53,7 +53,12 @@ def load(data: bytes, options: GpuOptions | None = None, normalize: Normalize | 
     from gpu_core.device import CudaDevice
 
     return Encoder(
-        spec, CudaDevice(tables, options), options, normalize, cuts_of(spec, tables), long_runs_of(spec, tables)
+        spec,
+        CudaDevice(tables, options),
+        options,
+        normalize,
+        cuts_of(spec, tables),
+        long_runs_of(spec, tables),
     )
 
 

@@ -67,7 +67,10 @@ class Pieces:
 class LongRuns:
     """Cuts documents of one tokenizer into pieces, and joins the ids of the pieces."""
 
-    def __init__(self, spec: TokenizerSpec, tables: Tables) -> None:
+    def __init__(
+        self, spec: TokenizerSpec, lengths: NDArray[np.int32], overlap: int = OVERLAP, min_run: int = MIN_RUN
+    ) -> None:
+        """`lengths`: bytes of each token, by id. `overlap`: bytes that neighbours share. Shorter runs stay whole."""
         family = spec.pattern_family
         kinds = _KINDS | ({"number": _NUMBER} if family == "gpt2" else {})
         by_code = np.array([kinds.get(name, 0) for name in FAMILY_CLASSES[family]], dtype=np.uint8)
@@ -79,12 +82,13 @@ class LongRuns:
             self._kinds[128:][self._kinds[128:] == _LETTER] = _OTHER_LETTER
         literals = [re.escape(token.content.encode()) for token in spec.added_tokens]
         self._literal = re.compile(b"|".join(literals)) if literals else None
-        self._lengths = _token_lengths(spec, tables)
+        self._lengths = lengths
+        self._overlap, self._min_run = overlap, min_run
 
     @property
-    def longest(self) -> int:
-        """Bytes of the longest token."""
-        return int(self._lengths.max(initial=0))
+    def is_exact(self) -> bool:
+        """Whether every token is shorter than what a piece has of a pre-token, so that none is looked up as a whole."""
+        return int(self._lengths.max(initial=0)) <= self._overlap + MARGIN
 
     def cut(self, document: bytes, shift: int = 0) -> Pieces | None:
         """Pieces without a long pre-token, the cuts `shift` bytes earlier; None if there is no long run."""
@@ -92,7 +96,7 @@ class LongRuns:
         kinds = self._kinds_of(document, data)
         if kinds is None:
             return None
-        cuts = [pair for run in _runs(kinds) for pair in self._cuts(data, kinds, *run, shift)]
+        cuts = [pair for run in _runs(kinds, self._min_run) for pair in self._cuts(data, kinds, *run, shift)]
         if not cuts:
             return None
         starts, ends = np.array(cuts, dtype=np.int64).T
@@ -153,12 +157,12 @@ class LongRuns:
                 if newlines[0] == begin and before in {_OTHER, _PUNCTUATION}:
                     return []
                 last = int(newlines[-1]) + 1
-        starts = np.arange(begin + STEP - shift, last - OVERLAP - MARGIN, STEP)
-        stops = starts + OVERLAP
+        starts = np.arange(begin + STEP - shift, last - self._overlap - MARGIN, STEP)
+        stops = starts + self._overlap
         if len(newlines) and len(stops):
             stops = newlines[np.searchsorted(newlines, stops) - 1] + 1
         starts, stops = _leads(data, starts), _leads(data, stops)
-        if (stops - starts < OVERLAP // 2).any():
+        if (stops - starts < self._overlap // 2).any():
             return []
         return list(zip(starts.tolist(), stops.tolist(), strict=True))
 
@@ -171,18 +175,41 @@ class NoSeam(Exception):
         self.shift = shift
 
 
+def can_be_cut(spec: TokenizerSpec) -> bool:
+    """Whether the tokenizer has pre-tokens of a kind that is known here."""
+    return spec.pattern_family in FAMILY_CLASSES and spec.byte_level
+
+
 def long_runs_of(spec: TokenizerSpec, tables: Tables) -> LongRuns | None:
-    """For tokenizers with pre-tokens, and whose entries all fit what two pieces share."""
-    if spec.pattern_family not in FAMILY_CLASSES or not spec.byte_level:
+    """For what the device answers; None if documents of the tokenizer cannot be cut."""
+    if not can_be_cut(spec):
         return None
-    long_runs = LongRuns(spec, tables)
-    return long_runs if long_runs.longest <= OVERLAP else None
+    long_runs = LongRuns(spec, lengths_in(spec, tables))
+    return long_runs if long_runs.is_exact else None
 
 
-def _runs(kinds: NDArray[np.uint8]) -> list[tuple[int, int]]:
+def lengths_in(spec: TokenizerSpec, tables: Tables) -> NDArray[np.int32]:
+    """Bytes of each token that the device may answer with, by id."""
+    lengths = np.zeros(spec.max_id + 1, dtype=np.int32)
+    short, long = tables.arrays["short_slots"], tables.arrays["long_slots"]
+    used = short[(short[:, 3] & 15) > 0]
+    lengths[used[:, 3] >> 4 & ((1 << ID_BITS) - 1)] = used[:, 3] & 15
+    used = long[long[:, 2] > 0]
+    lengths[used[:, 3]] = used[:, 2]
+    return with_added_tokens(spec, lengths)
+
+
+def with_added_tokens(spec: TokenizerSpec, lengths: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The lengths of entries and of added tokens."""
+    for token in spec.added_tokens:
+        lengths[token.id] = len(token.content.encode())
+    return lengths
+
+
+def _runs(kinds: NDArray[np.uint8], min_run: int) -> list[tuple[int, int]]:
     """Runs of bytes of one kind that are long enough to be cut."""
     borders = np.concatenate([[0], np.flatnonzero(kinds[1:] != kinds[:-1]) + 1, [len(kinds)]])
-    is_long = (np.diff(borders) > MIN_RUN) & (kinds[borders[:-1]] > 0) if len(kinds) else np.zeros(0, bool)
+    is_long = (np.diff(borders) > min_run) & (kinds[borders[:-1]] > 0) if len(kinds) else np.zeros(0, bool)
     return [(int(borders[i]), int(borders[i + 1])) for i in np.flatnonzero(is_long)]
 
 
@@ -260,16 +287,3 @@ def _ranges(lower: NDArray[np.int64], upper: NDArray[np.int64]) -> tuple[NDArray
     number = np.repeat(np.arange(len(counts)), counts)
     firsts = np.cumsum(counts) - counts
     return np.arange(len(number)) + (lower - firsts)[number], number
-
-
-def _token_lengths(spec: TokenizerSpec, tables: Tables) -> NDArray[np.int32]:
-    """Bytes of each token that the device may answer with, by id."""
-    lengths = np.zeros(spec.max_id + 1, dtype=np.int32)
-    short, long = tables.arrays["short_slots"], tables.arrays["long_slots"]
-    used = short[(short[:, 3] & 15) > 0]
-    lengths[used[:, 3] >> 4 & ((1 << ID_BITS) - 1)] = used[:, 3] & 15
-    used = long[long[:, 2] > 0]
-    lengths[used[:, 3]] = used[:, 2]
-    for token in spec.added_tokens:
-        lengths[token.id] = len(token.content.encode())
-    return lengths

@@ -13,7 +13,7 @@ from gpu_core.classes import FAMILY_CLASSES
 from gpu_core.encoder import Encoder
 from gpu_core.host_device import HostDevice
 from gpu_core.layout import FLAG_IDS, FLAG_TOKEN_STARTS, MAX_PRETOKEN, REASON_TOO_LONG, REASONS
-from gpu_core.long_runs import MARGIN, OVERLAP, STEP, LongRuns, NoSeam, Pieces, long_runs_of
+from gpu_core.long_runs import MARGIN, OVERLAP, STEP, LongRuns, NoSeam, Pieces, lengths_in, long_runs_of
 from gpu_core.options import GpuOptions
 from gpu_core.shim import HostPipeline
 from gpu_core.spec import read_spec
@@ -57,7 +57,12 @@ def encoder_of(bench: Bench, shim_cache: Path) -> Encoder:
         return result.reasons[0] or list(zip(result.ids.tolist(), result.token_starts.tolist(), strict=True))
 
     options = GpuOptions(size_classes_bytes=(1 << 18,), token_starts=True)
-    return Encoder(bench.spec, HostDevice(encode), options, long_runs=long_runs_of(bench.spec, bench.tables))
+    return Encoder(
+        bench.spec,
+        HostDevice(encode),
+        options,
+        long_runs=long_runs_of(bench.spec, bench.tables),
+    )
 
 
 def random_text(rng: random.Random, kind: str, literals: list[str]) -> str:
@@ -119,7 +124,7 @@ def test_tokens_out_of_step(bench: Bench, shim_cache: Path) -> None:
 @one_family
 def test_pieces_end_inside_runs(bench: Bench) -> None:
     """Pieces overlap, are short where the run is, begin and end at characters, and keep away from its ends."""
-    long_runs = LongRuns(bench.spec, bench.tables)
+    long_runs = LongRuns(bench.spec, lengths_in(bench.spec, bench.tables))
     for character in ("a", "é", "ё", "한", "="):
         text = f"before {character * 2000} behind".encode()
         begin, end = text.index(character.encode()), text.rindex(character.encode())
@@ -139,7 +144,7 @@ def test_pieces_end_inside_runs(bench: Bench) -> None:
 @one_family
 def test_pieces_that_do_not_fit_together(bench: Bench) -> None:
     """Without a common token, or when the tokens are not as long as their pieces, there is no answer."""
-    long_runs = LongRuns(bench.spec, bench.tables)
+    long_runs = LongRuns(bench.spec, lengths_in(bench.spec, bench.tables))
     (a,), (aa,) = (np.array(bench.reference_ids(text), np.uint32) for text in ("a", "!"))
     pieces = Pieces(np.array([0, 4]), np.array([8, 12]))
     eight, both = np.array([8, 8]), np.repeat(a, 16)

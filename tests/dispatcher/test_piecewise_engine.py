@@ -1,0 +1,93 @@
+"""Documents with very long pre-tokens: the ids of the whole, from pieces."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from dispatcher.engines.piecewise_engine import SAMPLE_EVERY, PiecewiseEngine
+from dispatcher.engines.reference_engine import ReferenceEngine
+from gpu_core.spec import read_spec
+from tests.data import FULL, families, tokenizer_json
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+FAMILIES = (
+    families() if FULL else [f for f in families() if f in {"byte_bpe", "split_bpe", "embedded", "llama2", "qwen3"}]
+)
+every_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+class CountingEngine:
+    """The reference, and the length of the longest document that it was asked for."""
+
+    name, version, guard_digest = "counting", "1", ""
+
+    def __init__(self, text: str) -> None:
+        self._reference = ReferenceEngine(text)
+        self.longest = 0
+
+    def encode(self, document: str) -> bytes:
+        """See `CpuEngine`."""
+        self.longest = max(self.longest, len(document))
+        return self._reference.encode(document)
+
+    def encode_many(self, documents: list[str]) -> list[bytes]:
+        """See `CpuEngine`."""
+        return [self.encode(document) for document in documents]
+
+    def guard(self, document: str) -> str | None:
+        """See `CpuEngine`."""
+        return None
+
+
+def engines(family: str) -> tuple[CountingEngine, PiecewiseEngine]:
+    """One tokenizer as a whole and in pieces."""
+    data = tokenizer_json(family)
+    inner = CountingEngine(data.decode())
+    return inner, PiecewiseEngine(inner, read_spec(data), data)
+
+
+def runs(rng: random.Random, n: int) -> list[str]:
+    """Long runs of every kind."""
+    return [
+        "".join(rng.choices(LETTERS, k=n)),
+        rng.choice(LETTERS) * n,
+        "".join(rng.choices("éèабв", k=n)),
+        "=" * n,
+        "".join(rng.choices("+-*/=", k=n)),
+        " " * n,
+        "\n" * n,
+        "\n " * (n // 2),
+        "".join(rng.choices("中文字符", k=n)),
+        "7" * n,
+        "e\u0301" * (n // 2),
+    ]
+
+
+@every_family
+def test_ids_are_those_of_the_whole(family: str) -> None:
+    """Whatever stands beside a run, and whether the tokenizer can be cut or not."""
+    inner, engine = engines(family)
+    rng = random.Random(4)
+    tokens = [token.content for token in read_spec(tokenizer_json(family)).added_tokens][:3]
+    beside = ["", " ", "x", "'s", "!", "word ", "\n", *tokens]
+    documents = [rng.choice(beside) + run + rng.choice(beside) for run in runs(rng, 2 * SAMPLE_EVERY + 700)]
+    for document in [*documents, documents[0] + " and " + documents[3]]:
+        assert engine.encode(document) == inner.encode(document), repr(document[:40])
+    assert engine.encode_many(["a", documents[0], ""]) == [inner.encode(text) for text in ("a", documents[0], "")]
+
+
+@pytest.mark.parametrize("family", ["embedded", *(f for f in FAMILIES if f == "byte_bpe")])
+def test_long_runs_are_taken_in_pieces(family: str) -> None:
+    """The engine never sees letters of a long run as a whole; a document without one stays whole."""
+    inner, engine = engines(family)
+    letters = "".join(random.Random(2).choices(LETTERS, k=5 * SAMPLE_EVERY))
+    expected = inner.encode(letters)
+    inner.longest = 0
+    assert engine.encode(letters) == expected
+    assert inner.longest < 1000
+    text = "some words " * SAMPLE_EVERY
+    assert engine.encode(text) == inner.encode(text)
+    assert inner.longest == len(text)
+    assert engine.encode_many([text, "x"]) == [inner.encode(text), inner.encode("x")]
