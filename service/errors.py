@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dispatcher import errors as dispatch
+from dispatcher.calibration import ProbeFailed
 from dispatcher.gpu.link import EngineLost
 from dispatcher.gpu.messages import BadMessage
 from gpu_core import errors as core
@@ -77,6 +78,7 @@ TABLE: dict[type[core.SidetokError], Status] = {
     dispatch.Cancelled: Status(499, "ClientClosedRequest", "cancelled"),
     dispatch.EngineFault: Status(500, "InternalServerError", "error"),
     BadMessage: Status(500, "InternalServerError", "error"),
+    ProbeFailed: Status(500, "InternalServerError", "error"),
     EngineLost: Status(500, "InternalServerError", "error"),
     core.TokenizerFileError: Status(400, "BadRequestError", "bad_request"),
     core.UnsupportedTokenizer: Status(501, "NotImplementedError", "bad_request"),

@@ -190,8 +190,9 @@ def test_a_client_that_does_not_read(slow: ServiceProcess, reference: Reference)
 
 @pytest.fixture(scope="module")
 def tight(home: Path, model: str) -> Iterator[ServiceProcess]:
-    """A process with narrow limits."""
-    arguments = ("--cpu-engine=reference", "--max-in-flight=2", "--max-body-bytes=1MB", "--max-in-flight-bytes=1MB")
+    """A process with narrow limits, which whoever comes first may use up."""
+    limits = ("--max-in-flight=2", "--max-body-bytes=1MB", "--max-in-flight-bytes=1MB", "--fair-above=1")
+    arguments = ("--cpu-engine=reference", *limits)
     with serving(home, model, *arguments, uds=home / "tight", cache_dir=home / "cache") as process:
         yield process
 

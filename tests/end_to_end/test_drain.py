@@ -15,6 +15,7 @@ from tests.end_to_end.harness import LIMIT_S, Closed, ServiceProcess, Wire, enco
 
 SLOW_TEXT = "A document that keeps the reference busy, again and again. " * 40_000
 """About a second of work for the reference."""
+SLOW = ("--cpu-engine=reference", "--max-reference-bytes=1GB")
 GET_READY = request(b"", "/ready", "GET")
 
 
@@ -129,7 +130,7 @@ def _refused(service: ServiceProcess) -> bool:
 
 def test_the_timeout_of_a_drain(folder: Path, home: Path, model: str) -> None:
     """What takes longer than the drain timeout is left behind; the exit code is 0, and nothing odd is printed."""
-    with serving(folder, model, "--cpu-engine=reference", "--drain-timeout=2", cache_dir=home / "cache") as service:
+    with serving(folder, model, *SLOW, "--drain-timeout=2", cache_dir=home / "cache") as service:
         wire = Wire(service.connect())
         wire.sock.sendall(encode(SLOW_TEXT * 10))
         stalled = Wire(service.connect())
@@ -147,7 +148,7 @@ def test_the_timeout_of_a_drain(folder: Path, home: Path, model: str) -> None:
 
 def test_a_second_signal_ends_at_once(folder: Path, home: Path, model: str) -> None:
     """Who asks twice does not wait for what is in flight."""
-    with serving(folder, model, "--cpu-engine=reference", "--drain-timeout=60", cache_dir=home / "cache") as service:
+    with serving(folder, model, *SLOW, "--drain-timeout=60", cache_dir=home / "cache") as service:
         wire = Wire(service.connect())
         wire.sock.sendall(encode(SLOW_TEXT * 10))
         eventually(lambda: service.in_flight == 1)
