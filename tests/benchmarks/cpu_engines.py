@@ -16,6 +16,7 @@ from pathlib import Path
 
 from dispatcher.engines import CpuEngine, is_fault
 from dispatcher.engines.choice import FAST_ENGINES
+from dispatcher.engines.piecewise_engine import PiecewiseEngine
 from dispatcher.engines.reference_engine import ReferenceEngine
 from gpu_core.spec import read_spec
 
@@ -40,7 +41,7 @@ def _engines(file: bytes) -> dict[str, CpuEngine]:
     engines: dict[str, CpuEngine] = {"tokenizers": ReferenceEngine(text)}
     for name, load in FAST_ENGINES.items():
         try:
-            engines[name] = load()(text, spec)
+            engines[name] = PiecewiseEngine(load()(text, spec), spec, file)
         except ImportError:
             continue
     return engines
