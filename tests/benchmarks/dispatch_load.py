@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -22,6 +22,8 @@ from loadtest.schedule import NS, Arrivals, Times
 MIN_BYTES, MAX_BYTES = 1 << 10, 1 << 14
 START_AFTER_NS = 20_000_000
 """The first document is due so long after the generator was started."""
+LOOK_S = 0.002
+"""Time between looks at what was answered, once everything was offered."""
 N_SAMPLES = 64
 """Documents of a run whose ids are compared with the reference."""
 
@@ -80,55 +82,65 @@ def _windows(rng: np.random.Generator, text: bytes, sizes: Times) -> tuple[Times
 
 
 class Record:
-    """What became of each document of a run. `answered` and `refused` may be called from any thread."""
+    """What became of each document of a run. `answered` and `refused` may be called from any thread.
+
+    What the service calls only notes the time: it runs on the service's threads and counts as their work.
+    """
 
     def __init__(self, n_documents: int, seed: int = 0, n_samples: int = N_SAMPLES) -> None:
         self.done_ns: Times = np.zeros(n_documents, dtype=np.int64)
+        """The arrays are filled by `wait`."""
         self.n_answers = np.zeros(n_documents, dtype=np.uint8)
         self.was_refused = np.zeros(n_documents, dtype=np.bool_)
         rng = np.random.default_rng([seed, 3])
-        n_samples = min(n_samples, n_documents)
-        self.samples: list[int] = sorted(rng.choice(n_documents, n_samples, replace=False).tolist())
+        self.samples: list[int] = sorted(rng.choice(n_documents, min(n_samples, n_documents), replace=False).tolist())
+        is_sample = np.zeros(n_documents, dtype=np.uint8)
+        is_sample[self.samples] = 1
+        self._is_sample = is_sample.tobytes()
         self.kept: dict[int, bytes] = {}
         """Ids of the samples, packed uint32."""
         self.faults: list[str] = []
-        self._n_missing = n_documents
-        self._lock = threading.Lock()
-        self._complete = threading.Event()
+        self._answers: list[tuple[int, int, int]] = []
+        self._refusals: list[tuple[int, int]] = []
 
     def answered(self, first: int, n_documents: int) -> None:
         """Documents `first` and following were answered now."""
-        now_ns = time.perf_counter_ns()
-        if n_documents == 1:
-            self.done_ns[first] = now_ns
-            self.n_answers[first] += 1
-        else:
-            self.done_ns[first : first + n_documents] = now_ns
-            self.n_answers[first : first + n_documents] += 1
-        self._less(n_documents)
+        self._answers.append((first, n_documents, time.perf_counter_ns()))
 
     def refused(self, first: int, n_documents: int) -> None:
-        """The service did not take them."""
-        self.was_refused[first : first + n_documents] = True
-        self._less(n_documents)
+        """The service did not take them, or gave them up."""
+        self._refusals.append((first, n_documents))
 
     def sampled(self, first: int, n_documents: int) -> list[int]:
         """The samples among these documents."""
-        samples = self.samples
-        low = bisect_left(samples, first)
-        if low == len(samples) or samples[low] >= first + n_documents:
+        if self._is_sample.find(1, first, first + n_documents) < 0:
             return []
-        return samples[low : bisect_left(samples, first + n_documents, low)]
+        return [number for number in range(first, first + n_documents) if self._is_sample[number]]
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until every document was answered or refused."""
-        return self._complete.wait(timeout_s)
+        """Wait until every document was answered or refused, and fill the arrays; false when that took too long."""
+        until_s = time.monotonic() + timeout_s
+        while (is_missing := self._n_seen() < len(self.done_ns)) and time.monotonic() < until_s:
+            time.sleep(LOOK_S)
+        if self._answers:
+            first, n_documents, now_ns = np.array(self._answers, dtype=np.int64).T
+            documents = _ranges(first, n_documents)
+            self.done_ns[documents] = np.repeat(now_ns, n_documents)
+            np.add.at(self.n_answers, documents, 1)
+        if self._refusals:
+            self.was_refused[_ranges(*np.array(self._refusals, dtype=np.int64).T)] = True
+        return not is_missing
 
-    def _less(self, n_documents: int) -> None:
-        with self._lock:
-            self._n_missing -= n_documents
-            if self._n_missing <= 0:
-                self._complete.set()
+    def _n_seen(self) -> int:
+        # Both lists only grow.
+        return sum([n for _, n, _ in self._answers]) + sum([n for _, n in self._refusals])
+
+
+def _ranges(first: Times, lengths: Times) -> Times:
+    """All numbers of ranges that begin at `first`, one range after the other."""
+    ends = np.cumsum(lengths)
+    numbers: Times = np.arange(ends[-1]) + np.repeat(first - ends + lengths, lengths)
+    return numbers
 
 
 class Target(Protocol):

@@ -122,6 +122,8 @@ def latencies(due_ns: Times, offered: Offered, record: Record, counts: NDArray[n
 def _parts(before: CpuTimes, after: CpuTimes, offered: Offered) -> dict[str, int]:
     """CPU time of the service by part. The generator has ended, so that its time is among that of other threads."""
     parts = {"submit": offered.submit_cpu_ns, **parts_of(before, after)}
+    # That of the benchmark, which only waits.
+    parts.pop("MainThread", None)
     parts["other threads"] = max(0, parts["other threads"] - offered.submit_cpu_ns - offered.own_cpu_ns)
     return parts
 

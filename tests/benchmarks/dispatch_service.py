@@ -109,8 +109,8 @@ class DispatcherTarget:
         self.name = policy
         self._service = service
         self._route: Route = _ROUTES[policy]
-        self._by_route = {"gpu": 0, "cpu": 0}
-        self._lock = threading.Lock()
+        self._by_route: dict[str, list[int]] = {"gpu": [], "cpu": []}
+        """Documents of each answer: lists can be appended to by any thread."""
 
     def submit(self, first: int, documents: Sequence[bytes], record: Record) -> None:
         """See `Target`."""
@@ -124,7 +124,7 @@ class DispatcherTarget:
     def counters(self) -> dict[str, float]:
         """See `CountingTarget`. Documents by route as the answers say it, the rest as the GPU routes count it."""
         routes = self._service.gpus.snapshots()
-        counters: dict[str, float] = {f"{route}_documents": n for route, n in self._by_route.items()}
+        counters: dict[str, float] = {f"{route}_documents": sum(n) for route, n in self._by_route.items()}
         counters |= dict.fromkeys(
             ("replays", "replay_ns", "replayed", "stage_ns", "deliver_ns", "engine_ns", "views"), 0
         )
@@ -153,8 +153,7 @@ class DispatcherTarget:
         for sample in record.sampled(first, n_documents):
             record.kept[sample] = bytes(result.ids[sample - first])
         record.answered(first, n_documents)
-        with self._lock:
-            self._by_route[result.route] += n_documents
+        self._by_route[result.route].append(n_documents)
 
 
 _COUNTED = ("replays", "replay_ns", "replayed", "stage_ns", "deliver_ns", "engine_ns", "views")
