@@ -88,6 +88,7 @@ def main() -> int:
         for batch in BATCHES[:5] if not options else BATCHES[2:4]:
             checker.check_other_ways(batch)
             checker.check_transfers(batch)
+        checker.check_other_ways(BATCHES[5])
         found[str(options)] = [dict(checker.n_checked), dict(checker.needs_cpu), checker.description["device"]]
         wrong += checker.wrong + check_given_memory(checker, gpu_options)
     characters = check_characters()
