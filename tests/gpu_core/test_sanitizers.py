@@ -24,7 +24,7 @@ def runtime() -> str | None:
     return path if Path(path).is_absolute() else None
 
 
-@pytest.mark.parametrize("family", ["split_bpe", EMBEDDED, "ours"])
+@pytest.mark.parametrize("family", ["split_bpe", EMBEDDED, "ours_blanks"])
 def test_address_and_undefined_behaviour(family: str, shim_cache: Path) -> None:
     """A process under AddressSanitizer and UndefinedBehaviorSanitizer encodes texts of every kind and ends well."""
     library = runtime()
