@@ -1,13 +1,13 @@
 """How text reaches the device and results leave it. No CuPy here.
 
     text      mapped    the blocks read the pinned memory of the host where it lies
-              fetched   a kernel copies the live bytes to the device first
+              fetched   the first blocks copy the live bytes to the device, the others wait for theirs
     results   mapped    the blocks write ids to the pinned memory of the host
               resident  they stay on the device
 
 The choice comes from measurements on an H200, see docs/performance.md: ids that the blocks write in whole lines are on
-the host when the kernel ends, at every size; text is read several times by neighbours, so that from some size on one
-copy before is cheaper. A copy engine gains nothing in either direction.
+the host when the kernel ends, at every size; blocks that fetch make good use of the bus, which pays from a few KiB on.
+A copy engine gains nothing in either direction.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 TextTransfer = Literal["mapped", "fetched"]
 ResultTransfer = Literal["mapped", "resident"]
 
-MAPPED_TEXT_BYTES = 32 << 10
+MAPPED_TEXT_BYTES = 4 << 10
 """Up to here the blocks read text over the bus themselves."""
 MAPPED_DOCUMENTS = 32
 """Every block searches the document starts; more of them are worth a copy on the device."""
