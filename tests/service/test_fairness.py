@@ -87,3 +87,21 @@ def test_a_refused_model_keeps_the_connection() -> None:
         assert (await line.wait(2))[1].ids == ids("b")
 
     on_wire(test, max_in_flight=4, fair_above=0.0)
+
+
+def test_an_answer_that_would_come_too_late_is_refused_at_once() -> None:
+    """Over the predicted wait that the service or the request allows: 429, and Retry-After says how long it will be."""
+
+    async def test(wire: Wire) -> None:
+        lane = wire.it.admission.backlog.small
+        lane.rate, lane.work = 1000.0, 20_000
+        for timeout, status in ((None, 200), ("30", 200), ("10", 429)):
+            line = wire.connect()
+            line.send(request("a", **({"x_request_timeout": timeout} if timeout else {})))
+            (answer,) = await line.wait()
+            assert answer.status == status
+        assert answer.headers["retry-after"] == "15"
+        assert wire.it.admission.shed["wait"] == 1
+        lane.work -= 20_000
+
+    on_wire(test, max_wait_s=25.0)
