@@ -15,7 +15,7 @@ from loadtest.stepping import Step
 from loadtest.table import markdown_table, number, percent
 
 HEAD = (
-    "scenario", "route", "sustained requests/s", "host CPU us/request", "CPUs busy", "MB/s of text",
+    "scenario", "route", "sustained requests/s", "of each engine", "host CPU us/request", "CPUs busy", "MB/s of text",
     "model GPUs fed", "per million requests", "limit",
 )  # fmt: skip
 
@@ -49,6 +49,11 @@ class Capacity:
         return self.sustained_per_s * self.host_cpu_us * 1e-6 if self.host_cpu_us is not None else None
 
     @property
+    def per_engine_per_s(self) -> float | None:
+        """Requests/s of each GPU that the service was given; None on the CPU route."""
+        return self.sustained_per_s / self.n_gpus if self.n_gpus else None
+
+    @property
     def gpus_fed(self) -> float | None:
         """Model GPUs whose requests it takes, at the rate of the fleet; only the fleet's own requests can tell."""
         return self.sustained_per_s / FLEET.rate if self.scenario == FLEET.name else None
@@ -75,7 +80,7 @@ def capacity_of(result: Result) -> Capacity | None:
         best["achieved_per_s"],
         host_cpu_us(best),
         best["offered_bytes_per_s"],
-        len(result["machine"]["gpus"]) if on_gpu else 0,
+        (best["server"]["gpu_engines"] or len(result["machine"]["gpus"])) if on_gpu else 0,
         what_limits(result, best),
     )
 
@@ -102,6 +107,7 @@ def table(results: list[Result], prices: Prices = Prices()) -> str:
                 capacity.scenario,
                 "CPU" if not capacity.gpu_share else f"GPU {percent(capacity.gpu_share)}",
                 number(capacity.sustained_per_s),
+                number(capacity.per_engine_per_s),
                 number(capacity.host_cpu_us),
                 number(capacity.cores),
                 number(capacity.bytes_per_s / 1e6),

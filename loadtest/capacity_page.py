@@ -21,11 +21,12 @@ files. How to make such files: [load test](loadtest.md).
 | column | is |
 |---|---|
 | sustained requests/s | achieved rate of the highest sustained step, see below |
+| of each engine | that rate by the GPUs that the service was given, on the GPU route |
 | host CPU us/request | of the server in that step, by its own counters, else by the kernel's |
 | CPUs busy | the product of both |
 | MB/s of text | offered in that step |
 | model GPUs fed | sustained requests/s by {FLEET.rate:g}, the rate of one GPU in `fleet`; only that scenario can say |
-| per million requests | the CPUs busy and, if the GPU route was used, every GPU of the machine, at the sustained rate |
+| per million requests | the CPUs busy and, if the GPU route was used, every GPU of the service, at the sustained rate |
 | limit | what ended the search for the highest rate |
 
 A step is sustained when {MIN_ACHIEVED:.0%} of the offered requests were answered in time, at most {MAX_FAILED:.0%}

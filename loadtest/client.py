@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from loadtest.api import Api
 from loadtest.connection import Connection, ConnectionClosed
-from loadtest.plan import BATCH, CONVERSATION, Plan
+from loadtest.plan import BATCH, CONVERSATION, PROBE, Plan
 from loadtest.poller import READ, WRITE, Poller
 from loadtest.pool import Pool
 from loadtest.target import Target
-from loadtest.wire import Answer, MalformedAnswer, Wire
+from loadtest.wire import Answer, Buffer, MalformedAnswer, Wire
 
 PENDING = 0
 TIMED_OUT, CANNOT_CONNECT, CLOSED, MALFORMED, NOT_SENT = -1, -2, -3, -4, -5
@@ -58,8 +58,18 @@ class Client:
     """Sends one plan. Not reusable."""
 
     def __init__(
-        self, plan: Plan, pool: Pool, target: Target, wire: Wire, api: Api, *, connections: int, timeout_s: float
-    ):
+        self,
+        plan: Plan,
+        pool: Pool,
+        target: Target,
+        wire: Wire,
+        api: Api,
+        *,
+        connections: int,
+        timeout_s: float,
+        probe: str = "/",
+    ) -> None:
+        """`probe` is the path of requests that are probes."""
         n = len(plan)
         self.record = Record(np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int16), np.zeros(n, np.int64))
         self._plan, self._pool, self._target, self._wire, self._api = plan, pool, target, wire, api
@@ -70,6 +80,7 @@ class Client:
         self._first: list[int] = plan.first_document.tolist()
         self._start: list[int] = plan.start.tolist()
         self._end: list[int] = (plan.start + plan.length).tolist()
+        self._probe = probe
         self._limit = max(1, connections)
         self._timeout_ns = int(timeout_s * 1e9)
         self._poller = Poller()
@@ -144,14 +155,19 @@ class Client:
         self.record.n_connections += 1
         return connection
 
-    def _begin(self, connection: Connection, row: int) -> None:
+    def _buffers(self, row: int) -> list[Buffer]:
         kind, first, last = self._kind[row], self._first[row], self._first[row + 1] - 1
+        if kind == PROBE:
+            return self._wire.question(self._probe)
         if kind == CONVERSATION and not self._api.wants_messages:
             documents = [self._pool.data[self._start[first] : self._end[last]]]
         else:
             documents = [self._pool.data[self._start[k] : self._end[k]] for k in range(first, last + 1)]
         path = self._api.batch_path if kind == BATCH else self._api.path
-        buffers = self._wire.request(path, self._api.content_type, self._api.body(kind, documents))
+        return self._wire.request(path, self._api.content_type, self._api.body(kind, documents))
+
+    def _begin(self, connection: Connection, row: int) -> None:
+        buffers = self._buffers(row)
         self.record.sent_ns[row] = time.monotonic_ns() - self._start_ns
         try:
             sent = connection.begin(row, buffers, self._checked[row])

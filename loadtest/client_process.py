@@ -61,6 +61,7 @@ def serve(assignment: Assignment, pipe: Pipe) -> None:
         api,
         connections=options.connections // options.clients,
         timeout_s=options.timeout_s,
+        probe=options.probe,
     )
     # Everything made so far stays; looking through it again and again would stop the client for milliseconds.
     gc.collect()

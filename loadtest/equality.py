@@ -116,7 +116,7 @@ def check(
             n_equal += 1
         else:
             different[group] = different.get(group, 0) + 1
-    answerable = (plan.at_ns >= from_ns) & ~plan.refused
+    answerable = (plan.at_ns >= from_ns) & plan.has_ids
     asked = [group for k, group in enumerate(plan.groups) if (answerable & (plan.group == k)).any()]
     seen = {plan.groups[plan.group[row]] for row in observed.ids}
     return {

@@ -44,6 +44,8 @@ class LoadOptions:
     check: int = knob(200, "Answers of each step whose ids are compared with the reference.")
     check_against: str = knob("", "Another server of the same API whose ids are right; instead of the reference.")
     check_bytes: int = knob(32 << 20, "Most text that is compared in each step.")
+    probe: str = knob("", "Path asked by GET beside the load, such as /health; a group of its own, in no other figure.")
+    probe_rate: float = knob(20.0, "Probes/s, at constant gaps.")
     neighbours: int = knob(
         0, "Busy processes (compiles and searches) beside the service, on the machine of the load test."
     )

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from loadtest.pool import Places
 from loadtest.schedule import Times
 
-SINGLE, BATCH, CONVERSATION = 0, 1, 2
-"""Kinds of requests: one document; several; one document whose pieces are the messages of a conversation."""
+SINGLE, BATCH, CONVERSATION, PROBE = 0, 1, 2, 3
+"""Kinds of requests: one document; several; one document whose pieces are the messages of a conversation; a GET."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +36,12 @@ class Plan:
 
     def __len__(self) -> int:
         return len(self.at_ns)
+
+    @property
+    def has_ids(self) -> NDArray[np.bool_]:
+        """Whether the right answer to each request holds ids."""
+        found: NDArray[np.bool_] = ~self.refused & (self.kind != PROBE)
+        return found
 
     @property
     def n_bytes(self) -> Places:
@@ -138,12 +144,12 @@ class PlanBuilder:
 def with_sample(plan: Plan, n: int, max_bytes: int, from_ns: int, rng: np.random.Generator) -> Plan:
     """The plan with up to `n` requests marked for the check of their ids, in turn from each group.
 
-    Requests that are wrong on purpose have no ids, and those before `from_ns` are not measured.
+    Requests that are wrong on purpose and probes have no ids, and those before `from_ns` are not measured.
     """
     sizes = plan.n_bytes
     queues = []
     for group in range(len(plan.groups)):
-        rows = np.flatnonzero((plan.group == group) & ~plan.refused & (plan.at_ns >= from_ns))
+        rows = np.flatnonzero((plan.group == group) & plan.has_ids & (plan.at_ns >= from_ns))
         if len(rows):
             queues.append(rng.permutation(rows).tolist())
     checked = np.zeros(len(plan), bool)

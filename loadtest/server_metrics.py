@@ -14,6 +14,7 @@ LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 Key = tuple[str, tuple[tuple[str, str], ...]]
 CPU = "sidetok_host_cpu_seconds_total"
 REQUESTS = "sidetok_request_duration_seconds_count"
+GPU = "sidetok_gpu_info"
 DOCUMENTS = "sidetok_documents_total"
 KEPT = re.compile(r"^(sidetok_.*(_total|_count|_sum)|process_cpu_seconds_total)$")
 
@@ -76,6 +77,9 @@ def describe(before: Scrape, after: Scrape, n_requests: int) -> dict[str, Any] |
         "requests_by_outcome": _by(moved, REQUESTS, "outcome"),
         "documents_by_route": _by(moved, DOCUMENTS, "route"),
         "tokens": sum(_by(moved, "sidetok_tokens_total", "route").values()),
+        "gpu_engines": sum(value == 1 for (name, _), value in after.samples.items() if name == GPU),
+        "gpu_fallbacks": _by(moved, "sidetok_gpu_fallbacks_total", "reason"),
+        "gpu_needs_cpu": _by(moved, "sidetok_gpu_needs_cpu_documents_total", "reason"),
         "guarded_documents": sum(_by(moved, "sidetok_guarded_documents_total", "reason").values()),
         "shed": _by(moved, "sidetok_shed_total", "reason"),
         "memory_bytes": [scraped.value("process_resident_memory_bytes") for scraped in (before, after)],

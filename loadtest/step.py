@@ -17,7 +17,7 @@ from loadtest.equality import Judge, check
 from loadtest.neighbours import Neighbours
 from loadtest.observed import collect
 from loadtest.options import LoadOptions
-from loadtest.plan import Plan, with_sample
+from loadtest.plan import PROBE, Plan, with_sample
 from loadtest.processes import cpu_time_s
 from loadtest.scenarios import Scenario, Setting
 from loadtest.scenarios.scenario import Dealer
@@ -81,7 +81,8 @@ def run_step(stage: Stage, rate: float) -> Step:
     )
     stage.progress(checking, len(observed.ids), len(observed.ids))
     step["generator"] = generator.describe(efforts, len(plan))
-    step["server"] = server_metrics.describe(before, after, int((observed.outcome > 0).sum()))
+    n_answered = int(((observed.outcome > 0) & (plan.kind != PROBE)).sum())
+    step["server"] = server_metrics.describe(before, after, n_answered)
     step["server_process_cpu_us_per_request"] = (
         (cpu_after - cpu_before) / len(plan) * 1e6
         if stage.server_pids and cpu_before is not None and cpu_after is not None and len(plan)

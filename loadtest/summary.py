@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from loadtest.client import OUTCOMES
 from loadtest.observed import Observed
+from loadtest.plan import PROBE
 
 QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 CURVE = (0, 1, 2, 5, *range(10, 95, 5), 95, 96, 97, 98, 99, 99.5, 99.8, 99.9, 99.95, 99.99, 100)
@@ -25,20 +26,21 @@ def summarise(observed: Observed, warm_up_s: float, duration_s: float) -> Figure
     """Everything about the requests of one step whose intended start lies in the measured time."""
     begin_ns, end_ns = warm_up_s * 1e9, (warm_up_s + duration_s) * 1e9
     plan = observed.plan
-    measured = (plan.at_ns >= begin_ns) & (plan.at_ns < end_ns)
-    good = observed.as_planned
+    in_window = (plan.at_ns >= begin_ns) & (plan.at_ns < end_ns)
+    load = plan.kind != PROBE
+    measured, good = in_window & load, observed.as_planned & load
     in_time = good & (observed.done_ns >= begin_ns) & (observed.done_ns < end_ns)
     return {
         "n_requests": int(measured.sum()),
-        "n_warm_up": int((~measured).sum()),
+        "n_warm_up": int((~in_window & load).sum()),
         "offered_per_s": float(measured.sum() / duration_s),
         "achieved_per_s": float(in_time.sum() / duration_s),
         "offered_bytes_per_s": float(plan.n_bytes[measured].sum() / duration_s),
         "latency_us": latencies(observed, measured & good),
         "curve_us": _curve(observed, measured & good),
-        "failures": failures(observed, measured),
+        "failures": failures(observed, in_window),
         "lag_us": percentiles((observed.sent_ns - plan.at_ns)[measured & (observed.sent_ns > 0)]),
-        "groups": {name: _group(observed, measured & (plan.group == k)) for k, name in enumerate(plan.groups)},
+        "groups": {name: _group(observed, in_window & (plan.group == k)) for k, name in enumerate(plan.groups)},
         "by_size": by_size(observed, measured & good),
         "timeline": timeline(observed, measured, begin_ns, end_ns),
     }

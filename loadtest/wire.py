@@ -53,6 +53,10 @@ class Wire(Protocol):
         """The buffers to send."""
         ...
 
+    def question(self, path: str) -> list[Buffer]:
+        """The buffers of a request without a body."""
+        ...
+
     def reader(self) -> Reader:
         """A reader for a new connection."""
         ...
@@ -75,6 +79,10 @@ class HttpWire:
                 f"POST {path} HTTP/1.1\r\n{self._fields}Content-Type: {content_type}\r\nContent-Length: "
             ).encode()
         return [b"%b%d\r\n\r\n" % (fixed, sum(map(len, body))), *body]
+
+    def question(self, path: str) -> list[Buffer]:
+        """A GET."""
+        return [f"GET {path} HTTP/1.1\r\n{self._fields}\r\n".encode()]
 
     def reader(self) -> HttpReader:
         """A reader for a new connection."""

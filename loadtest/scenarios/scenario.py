@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from loadtest.options import LoadOptions
-from loadtest.plan import Plan, PlanBuilder
+from loadtest.plan import PROBE, Plan, PlanBuilder
 from loadtest.pool import Places, Pool
-from loadtest.schedule import Arrivals, Times, times
+from loadtest.schedule import CONSTANT, Arrivals, Times, times
 
 BYTES_PER_TOKEN = 4.1
 """About what English and code take in vocabularies of 100,000 entries and more; results hold the real counts."""
@@ -120,4 +120,9 @@ class Scenario:
         """The requests, in order."""
         builder = PlanBuilder()
         self.build(setting, builder)
+        if setting.options.probe:
+            at_ns = times(CONSTANT, setting.options.probe_rate, setting.total_s, setting.rng)
+            nothing = np.empty(0, np.int64)
+            counts = np.zeros(len(at_ns), np.int64)
+            builder.add(f"GET {setting.options.probe}", at_ns, nothing, nothing, counts=counts, kind=PROBE)
         return builder.build()

@@ -66,7 +66,7 @@ def step_of(rate: float, achieved: float | None = None, p50_us: float = 100.0, *
             "groups_not_checked": [],
         },
         "generator": {"clients": 2, "busy": 0.2, "limits": False},
-        "server": {"host_cpu_us_per_request": 50.0, "documents_by_route": {"cpu": 75.0, "gpu": 25.0}},
+        "server": {"host_cpu_us_per_request": 50.0, "documents_by_route": {"cpu": 75.0, "gpu": 25.0}, "gpu_engines": 2},
         "server_process_cpu_us_per_request": None,
         "neighbours": None,
         "saturated": None,

@@ -18,7 +18,8 @@ def test_the_highest_sustained_step_counts() -> None:
     assert capacity.sustained_per_s == 185
     assert capacity.cores == pytest.approx(185 * 50e-6)
     assert capacity.gpus_fed == pytest.approx(20)
-    assert capacity.n_gpus == 1
+    assert capacity.n_gpus == 2
+    assert capacity.per_engine_per_s == 92.5
 
 
 def test_only_the_fleet_tells_of_gpus_fed() -> None:
@@ -37,7 +38,7 @@ def test_cost() -> None:
     prices = Prices(core_hour=0.036, gpu_hour=3.6)
     assert on_cpu.cost_per_million(Prices()) is None
     assert on_cpu.cost_per_million(prices) == pytest.approx(0.2 * 0.036 / 3.6e6 * 1e6)
-    assert on_gpu.cost_per_million(prices) == pytest.approx((0.05 * 0.036 + 3.6) / 3.6e6 * 1e6)
+    assert on_gpu.cost_per_million(prices) == pytest.approx((0.05 * 0.036 + 2 * 3.6) / 3.6e6 * 1e6)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +65,6 @@ def test_the_table() -> None:
             result_of(step_of(10), saturation={**found, "limited_by": "generator"}, scenario="fleet"),
         ]
     )
-    assert "| short | GPU 25 % | 100 | 50 | 0.005 | 0.4 | – | – | the service: behind |" in text
-    assert "| short | CPU | 1,000 | 7,000 | 7 | 4 | – | – | the machine's CPUs |" in text
+    assert "| short | GPU 25 % | 100 | 50 | 50 | 0.005 | 0.4 | – | – | the service: behind |" in text
+    assert "| short | CPU | 1,000 | – | 7,000 | 7 | 4 | – | – | the machine's CPUs |" in text
     assert "| 1.08 | – | the generator: the service can do more |" in text

@@ -82,6 +82,15 @@ def test_vllms_wire(name: str, service: ServiceProcess, home: Path) -> None:
     assert result["options"]["model"] == "small"
 
 
+def test_a_probe_beside_the_load(service: ServiceProcess, home: Path) -> None:
+    """A path that is asked by GET has a group, and is in no figure of the load."""
+    step = assert_right(run_small("short", service, home, probe="/health", probe_rate=50.0))
+    probes = step["groups"]["GET /health"]
+    assert probes["n"] == 30
+    assert probes["latency_us"]["p50"] > 0
+    assert step["n_requests"] == sum(group["n"] for name, group in step["groups"].items() if "GET" not in name)
+
+
 def test_a_second_server_as_judge(service: ServiceProcess, home: Path) -> None:
     """Ids may be compared with those of another server of the same API instead of the reference."""
     step = assert_right(run_small("agent", service, home, check_against=f"http://127.0.0.1:{service.port}"))

@@ -23,6 +23,9 @@ sidetok_request_duration_seconds_bucket{model="m",route="cpu",outcome="ok",le="+
 sidetok_documents_total{model="m",route="gpu"} 200
 sidetok_tokens_total{model="m",route="gpu"} 12345
 sidetok_shed_total{reason="requests"} 3
+sidetok_gpu_info{gpu="0",name="A GPU"} 1
+sidetok_gpu_info{gpu="1",name="A GPU"} 0
+sidetok_gpu_fallbacks_total{gpu="0",reason="engine"} 2
 process_cpu_seconds_total 4.5
 process_resident_memory_bytes 1.5e+08
 not a sample
@@ -47,6 +50,8 @@ def test_differences_per_request() -> None:
     assert found["requests_by_route"] == {"cpu": 800, "gpu": 200}
     assert found["documents_by_route"] == {"gpu": 200}
     assert found["tokens"] == 12345
+    assert found["gpu_engines"] == 1
+    assert found["gpu_fallbacks"] == {"engine": 2}
     assert found["shed"] == {"requests": 3}
     assert found["memory_bytes"] == [1e8, 1.5e8]
     assert not any("bucket" in name or "resident" in name for name in found["counters"])
@@ -58,5 +63,6 @@ def test_a_server_without_metrics() -> None:
     assert describe(Scrape({}), Scrape(parse("other_total 5")), 10) == {
         "host_cpu_us_per_request": None, "host_cpu_us_by_part": {}, "process_cpu_us_per_request": None,
         "requests_by_route": {}, "requests_by_outcome": {}, "documents_by_route": {}, "tokens": 0,
+        "gpu_engines": 0, "gpu_fallbacks": {}, "gpu_needs_cpu": {},
         "guarded_documents": 0, "shed": {}, "memory_bytes": [None, None], "counters": {},
     }  # fmt: skip

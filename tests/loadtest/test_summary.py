@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from loadtest.client import CLOSED, TIMED_OUT
+from loadtest.plan import PROBE, PlanBuilder
 from loadtest.summary import percentiles, summarise
 from tests.loadtest.results import MS, observed_of, plan_of
 
@@ -74,6 +75,21 @@ def test_groups_sizes_and_times() -> None:
     assert sum(part["n"] for part in figures["timeline"]) == 200
     assert len(figures["timeline"]) == 20
     assert figures["curve_us"][-1] == [100.0, 7000.0]
+
+
+def test_probes_are_in_no_other_figure() -> None:
+    """A probe is a group of its own; only its failures are the step's, too."""
+    builder = PlanBuilder()
+    at_ns = np.arange(4) * MS
+    builder.add("a", at_ns, np.zeros(4, np.int64), np.full(4, 100, np.int64))
+    nothing = np.empty(0, np.int64)
+    builder.add("GET /health", at_ns + 1, nothing, nothing, counts=np.zeros(4, np.int64), kind=PROBE)
+    figures = summarise(observed_of(builder.build(), [2, 9] * 4, [200, 200] * 3 + [200, 503]), 0.0, 0.004)
+    assert (figures["n_requests"], figures["latency_us"]["max"]) == (4, 2000)
+    assert [size["n"] for size in figures["by_size"]] == [4]
+    probes = figures["groups"]["GET /health"]
+    assert (probes["n"], probes["latency_us"]["p50"]) == (4, 9000)
+    assert figures["failures"] == probes["failures"] == {"503 Service Unavailable": 1}
 
 
 def test_nothing_came_back() -> None:
