@@ -298,7 +298,7 @@ def test_overload_is_told_in_each_format(registry: Registry) -> None:
         (CountTokens(registry), "overloaded_error"),
         (InputTokens(registry), "ServiceUnavailableError"),
     ):
-        answer = endpoint.fail(head_of(), error)  # type: ignore[attr-defined]
+        answer = endpoint.fail(head_of(), error)
         assert answer.status == 503
         assert orjson.loads(answer.body)["error"]["type"] == kind
         assert any(name == b"retry-after" for name, _ in answer.headers)

@@ -1,0 +1,32 @@
+"""transformers' `apply_chat_template`, as the reference of chat templates. Imported only where it is installed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from tests.service.chat_matrix import REFUSED, Case
+from tests.service.small_model import tokenizer_json
+
+
+class Reference:
+    """One template, with the tokenizer of its model or none."""
+
+    def __init__(self, source: str, special_tokens: dict[str, str], tokenizer: bytes | None = None) -> None:
+        self._has_ids = tokenizer is not None
+        loaded = tokenizers.Tokenizer.from_str((tokenizer or tokenizer_json()).decode())
+        self._tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=loaded, **special_tokens)
+        self._tokenizer.chat_template = source
+
+    def render(self, case: Case) -> tuple[str, list[int] | None]:
+        """The text and the ids of a conversation; `REFUSED` for what the template refuses."""
+        options = dict(case.options)
+        options |= options.pop("variables", {})
+        try:
+            text = self._tokenizer.apply_chat_template(case.messages, tokenize=False, **options)
+            ids = self._tokenizer.apply_chat_template(case.messages, tokenize=True, return_dict=False, **options)
+        except Exception:
+            return REFUSED, None
+        return text, list(ids) if self._has_ids else None
