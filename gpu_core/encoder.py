@@ -199,7 +199,7 @@ class Encoder:
 
     def _encode_pieces(self, long_runs: LongRuns, encoding: Encoding, documents: Sequence[bytes | memoryview]) -> None:
         """Answer documents with a pre-token that is too long through pieces, as far as these fit together."""
-        shifts = {d: 0 for d, reason in encoding.needs_cpu.items() if reason == REASONS[REASON_TOO_LONG]}
+        shifts = {d: 0 for d, reason in encoding.needs_cpu.items() if reason in {REASONS[REASON_TOO_LONG], NO_CUT}}
         while shifts:
             texts = {document: bytes(documents[document]) for document in shifts}
             cut = {d: pieces for d, text in texts.items() if (pieces := long_runs.cut(text, shifts[d]))}

@@ -46,7 +46,7 @@ RUNS: dict[str, Run] = {
 BESIDE = ["", " ", "x", "'", "'s", "\n", "!", "= ", "12", "é", "!a", "\u0308", "\r\n", "  ", "中"]
 
 
-def encoder_of(bench: Bench, shim_cache: Path) -> Encoder:
+def encoder_of(bench: Bench, shim_cache: Path, capacity: int = 1 << 18) -> Encoder:
     """An encoder over the kernels on the host, one document or piece at a time."""
     # A block of the grid costs time even if it has no text.
     pipelines = [HostPipeline(bench.tables, shim_cache, capacity) for capacity in (800, 2400, 8 << 10)]
@@ -56,7 +56,7 @@ def encoder_of(bench: Bench, shim_cache: Path) -> Encoder:
         result = one.encode([document], flags=FLAG_IDS | FLAG_TOKEN_STARTS)
         return result.reasons[0] or list(zip(result.ids.tolist(), result.token_starts.tolist(), strict=True))
 
-    options = GpuOptions(size_classes_bytes=(1 << 18,), token_starts=True)
+    options = GpuOptions(size_classes_bytes=(capacity,), token_starts=True)
     return Encoder(
         bench.spec,
         HostDevice(encode),
@@ -107,6 +107,16 @@ def test_many_documents_of_one_call(bench: Bench, shim_cache: Path) -> None:
     assert [encoding.ids(i).tolist() for i in range(5)] == [bench.reference_ids(text) for text in texts]
     encoding.release()
     assert [len(free) for free in one._free] == [2]
+
+
+@one_family
+def test_documents_beyond_the_largest_class(bench: Bench, shim_cache: Path) -> None:
+    """A document that cannot be cut into replays as it is can be taken in pieces."""
+    one = encoder_of(bench, shim_cache, 2048)
+    texts = ["fine", "a" * 5000, "some words " * 300]
+    encoding = one.encode([text.encode() for text in texts])
+    assert encoding.needs_cpu == {}
+    assert [encoding.ids(i).tolist() for i in range(3)] == [bench.reference_ids(text) for text in texts]
 
 
 @one_family
