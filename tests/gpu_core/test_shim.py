@@ -208,10 +208,12 @@ def test_text_that_blocks_fetch(bench: Bench) -> None:
 
 @embedded_family
 def test_many_small_documents(bench: Bench) -> None:
-    """Documents of 1 to 4 bytes: a border every few bytes."""
+    """Documents of 1 to 4 bytes: a border every few bytes; also when their starts are fetched, in two chunks."""
     rng = random.Random(6)
     texts = ["".join(rng.choices("ab1 '\nst!", k=rng.randint(0, 4))) for _ in range(4_000)]
-    assert check(bench, texts, bench.pipeline.encode([text.encode() for text in texts])) == len(texts)
+    for n_fetchers in (0, 3):
+        result = bench.pipeline.encode([text.encode() for text in texts], n_fetchers=n_fetchers)
+        assert check(bench, texts, result) == len(texts)
 
 
 @embedded_family
