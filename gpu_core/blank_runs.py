@@ -39,7 +39,8 @@ def blank_run(model: CharacterBpe, spec: TokenizerSpec) -> RunLiteral | None:
         return None
     ids = {n: i for i, n in lengths.items()}
     found = RunLiteral(" ", 2, tuple(ids[n] for n in range(2, longest + 1)))
-    rules = {pair: rule for pair, rule in model.rules.by_pair().items() if pair[0] in lengths and pair[1] in lengths}
+    parts = model.rules.left[runs].tolist(), model.rules.right[runs].tolist(), model.rules.product[runs].tolist()
+    rules = {(a, b): (rank, product) for rank, (a, b, product) in enumerate(zip(*parts, strict=True))}
     # What holds for up to twice the longest token holds for all: tokens that do not join their neighbours stay apart.
     for n in range(2, 2 * longest + 1):
         merged = [lengths[i] for _at, i in merge([(at, ids[1]) for at in range(n)], rules)]
