@@ -20,6 +20,7 @@ from loadtest.errors import BadOption, TargetUnreachable, UnreadableAnswer
 from loadtest.observed import Observed
 from loadtest.plan import BATCH
 from loadtest.pool import Pool
+from loadtest.reference import load_reference
 from loadtest.target import Target
 from loadtest.tokenizer_file import read_tokenizer_file
 from loadtest.wire import Answer
@@ -54,7 +55,7 @@ def find_judge(file: str, served_digest: str | None, ids_are_of_text: bool) -> J
         return Judge(None, "off: no --tokenizer, and the embedded model is not installed here")
     if served_digest != hashlib.sha256(embedded).hexdigest():
         return Judge(None, "off: no --tokenizer, and the server does not say that it serves the embedded model")
-    return _of_tokenizer(Tokenizer.from_str(embedded.decode()), "the embedded tokenizer")
+    return _of_tokenizer(load_reference(embedded), "the embedded tokenizer")
 
 
 def other_server(target: Target, api: Api) -> Judge:
@@ -74,7 +75,7 @@ def other_server(target: Target, api: Api) -> Judge:
 def _load(file: str, served_digest: str | None) -> Tokenizer:
     data = read_tokenizer_file(file)
     try:
-        tokenizer = Tokenizer.from_str(data.decode())
+        tokenizer = load_reference(data)
     # The library raises plain exceptions for what it cannot read.
     except Exception as error:
         raise BadOption(f"--tokenizer {file}: cannot be loaded ({type(error).__name__})") from error

@@ -15,6 +15,7 @@ from loadtest.bench.cells import Cell, bytes_per_token, make_cell
 from loadtest.bench.contender import Contender, Ids, Maker, Unavailable
 from loadtest.bench.timing import Budget, measure, n_different
 from loadtest.machine import load_average, machine_facts, versions
+from loadtest.reference import load_reference
 
 FORMAT = "sidetok-bench/1"
 MAKERS: dict[str, Maker] = {
@@ -65,7 +66,7 @@ def compare(wanted: Wanted, report: Report) -> dict[str, Any]:
 
 
 def _family(name: str, file: bytes, wanted: Wanted, report: Report) -> dict[str, Any]:
-    reference = Tokenizer.from_str(file.decode())
+    reference = load_reference(file)
     loaded: dict[str, Contender] = {}
     contenders: dict[str, Any] = {}
     for contender_name, maker in wanted.makers.items():
@@ -103,7 +104,7 @@ def _row(file: bytes, reference: Tokenizer, cell: Cell, loaded: dict[str, Conten
             results[name] = {"exact": False, "n_different": wrong}
         else:
             # The reference is the judge in any case; a fresh one is made of the same file.
-            fresh = Tokenizer.from_str(file.decode()) if name == "tokenizers" else reference
+            fresh = load_reference(file) if name == "tokenizers" else reference
             maker = wanted.makers[name]
             found = measure(lambda maker=maker, fresh=fresh: maker(file, fresh), contender, cell, wanted.budget)  # type: ignore[misc]
             results[name] = {"exact": True, **found}
