@@ -83,13 +83,20 @@ def start_values(probe: Probe, key: CalibrationKey, cache: CalibrationCache) -> 
 def measure(
     probe: Probe, budget_ns: int = BUDGET_NS, clock: Callable[[], int] = time.monotonic_ns
 ) -> dict[str, StartValues]:
-    """Time a route with text of every kind and size, the small ones first."""
+    """Time a route with text of every kind and size, the small ones first.
+
+    Raises what the probe raises, but a route that fails at a large text is judged by the smaller ones.
+    """
     end_ns = clock() + budget_ns
     seen: dict[str, list[tuple[int, Spent]]] = {kind: [] for kind in KINDS}
-    for n_bytes in SIZES:
-        for kind in KINDS:
-            if (spent := _time(probe, kind, n_bytes, end_ns, clock)) is not None:
-                seen[kind].append((n_bytes, spent))
+    try:
+        for n_bytes in SIZES:
+            for kind in KINDS:
+                if (spent := _time(probe, kind, n_bytes, end_ns, clock)) is not None:
+                    seen[kind].append((n_bytes, spent))
+    except ProbeFailed:
+        if not all(seen.values()):
+            raise
     return {
         kind: StartValues(
             fit([(n_bytes, spent.time_ns) for n_bytes, spent in points]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,6 +77,23 @@ def test_the_budget_holds() -> None:
     hopeless = ScriptedRoute(fixed_ns=BUDGET_NS)
     assert len(measure(hopeless, clock=hopeless.clock)) == 1
     assert hopeless.n_runs == 1
+
+
+def test_a_route_that_fails_at_large_texts_is_judged_by_the_small_ones() -> None:
+    """Without those it is not judged at all."""
+    route = ScriptedRoute()
+
+    def failing_from(n_bytes: int) -> Callable[[str], Spent]:
+        def probe(text: str) -> Spent:
+            if len(text.encode()) > n_bytes:
+                raise ProbeFailed("scripted")
+            return route(text)
+
+        return probe
+
+    assert set(measure(failing_from(SIZES[1]), clock=route.clock)) == set(KINDS)
+    with pytest.raises(ProbeFailed):
+        measure(failing_from(0), clock=route.clock)
 
 
 @pytest.mark.parametrize(
