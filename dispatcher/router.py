@@ -158,7 +158,9 @@ class Router:
         """The route of documents of one model (its digest) and kind. `on_worker`: who asks would encode them."""
         queue = self._queue
         start_ns = 0.0 if on_worker else queue.wake_ns
-        cpu = CpuLoad(self._n_workers, queue.n_idle, queue.waiting_bytes, queue.n_waiting, start_ns)
+        # A worker that asks is one that would begin at once.
+        n_idle = queue.n_idle + (on_worker and self._n_workers > 1)
+        cpu = CpuLoad(self._n_workers, n_idle, queue.waiting_bytes, queue.n_waiting, start_ns)
         loads = self.gpus.loads(key)
         policy = "" if route == "auto" else route
         return self.chooser.choose(
