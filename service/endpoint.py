@@ -30,7 +30,7 @@ class Head:
     """From the `X-Request-Timeout` header: seconds until this request is answered with 504."""
     traceparent: bytes = b""
     dialect: bytes = b""
-    """From the `X-Sidetok-Dialect` header: `vllm` or `sglang`; empty for the server's default."""
+    """From the `X-Sidetok-Dialect` header: one of `service.options.DIALECTS`; empty for the server's default."""
     encoding: bytes = b""
     """From `Content-Encoding`."""
     route: bytes = b""

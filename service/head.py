@@ -9,6 +9,7 @@ import re
 from dispatcher.request import Route
 from service.endpoint import Head
 from service.errors import InvalidBody, UnsupportedMediaType
+from service.options import DIALECTS
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _TRACEPARENT = re.compile(
@@ -19,6 +20,7 @@ _ID_PREFIX = os.urandom(8).hex()
 _next_id = itertools.count(1).__next__
 
 MAX_TIMEOUT_S = 3600.0
+_DIALECTS = {b"", *(name.encode() for name in DIALECTS)}
 _ROUTES: dict[bytes, Route] = {b"": "auto", b"auto": "auto", b"cpu": "cpu", b"gpu": "gpu"}
 
 
@@ -68,8 +70,8 @@ def check_head(head: Head) -> None:
         raise UnsupportedMediaType("Compressed bodies are not read; send the body without Content-Encoding.")
     if head.timeout_s is not None and not 0 < head.timeout_s <= MAX_TIMEOUT_S:
         raise InvalidBody(f"X-Request-Timeout is a number of seconds above 0 and at most {MAX_TIMEOUT_S:g}.")
-    if head.dialect not in (b"", b"vllm", b"sglang"):
-        raise InvalidBody("X-Sidetok-Dialect is vllm or sglang.")
+    if head.dialect not in _DIALECTS:
+        raise InvalidBody(f"X-Sidetok-Dialect is {', '.join(DIALECTS[:-1])} or {DIALECTS[-1]}.")
     if head.route not in _ROUTES:
         raise InvalidBody("X-Sidetok-Route is cpu, gpu or auto.")
 

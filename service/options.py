@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from dispatcher.options import knob
 
+DIALECTS = ("vllm", "sglang", "llamacpp", "tei")
+"""Servers whose formats of /tokenize and /detokenize are spoken."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceOptions:
@@ -20,7 +23,7 @@ class ServiceOptions:
     )
     alias: tuple[str, ...] = knob((), "NAME=MODEL: another name for a model; repeatable.")
     default_model: str = knob("", "Model for requests that name none; empty = the first one.")
-    dialect: str = knob("vllm", "Dialect of /tokenize and /detokenize for requests that name none.", ("vllm", "sglang"))
+    dialect: str = knob("vllm", "Dialect of /tokenize and /detokenize for requests that name none.", DIALECTS)
     trust_request_chat_template: bool = knob(
         False, "Render chat templates that come with requests; within the same bounds as those of models."
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dispatcher.request import Request, Result
 from gpu_core.errors import SidetokError
-from service.dialects import anthropic, responses, sglang, vllm, vllm_render
+from service.dialects import anthropic, llamacpp, responses, sglang, tei, vllm, vllm_render
 from service.dialects.openapi import OPERATIONS
 from service.endpoint import Answer, Endpoint, Head
 from service.registry import Registry
@@ -42,16 +42,31 @@ class _ByDialect:
 def dialect_endpoints(registry: Registry, default_dialect: str, trust_templates: bool) -> dict[str, Endpoint]:
     """Every endpoint that speaks another server's format, by path."""
     tokenize = _ByDialect(
-        {b"vllm": vllm.Tokenize(registry, trust_templates), b"sglang": sglang.Tokenize(registry)}, default_dialect
+        {
+            b"vllm": vllm.Tokenize(registry, trust_templates),
+            b"sglang": sglang.Tokenize(registry),
+            b"llamacpp": llamacpp.Tokenize(registry),
+            b"tei": tei.Tokenize(registry),
+        },
+        default_dialect,
     )
     detokenize = _ByDialect(
-        {b"vllm": vllm.Detokenize(registry), b"sglang": sglang.Detokenize(registry)}, default_dialect
+        {
+            b"vllm": vllm.Detokenize(registry),
+            b"sglang": sglang.Detokenize(registry),
+            b"llamacpp": llamacpp.Detokenize(registry),
+            b"tei": tei.Decode(registry),
+        },
+        default_dialect,
     )
     return {
         "/tokenize": tokenize,
         "/v1/tokenize": tokenize,
         "/detokenize": detokenize,
         "/v1/detokenize": detokenize,
+        "/decode": tei.Decode(registry),
+        "/apply-template": llamacpp.ApplyTemplate(registry),
+        "/v1/chat/completions/input_tokens": llamacpp.ChatInputTokens(registry),
         "/v1/chat/completions/render": vllm_render.ChatRender(registry, trust_templates),
         "/v1/completions/render": vllm_render.TextRender(registry),
         "/v1/messages/render": anthropic.MessagesRender(registry),

@@ -9,8 +9,8 @@ from dispatcher.request import Request, Result
 from gpu_core.errors import SidetokError
 from service.dialects.body import Mistakes, require_json, shown_mistakes
 from service.endpoint import Answer, Head
-from service.errors import InvalidBody
-from service.registry import Registry
+from service.errors import InvalidBody, UnknownModel
+from service.registry import Model, Registry
 
 F = TypeVar("F")
 
@@ -49,3 +49,18 @@ class JsonEndpoint(ABC, Generic[F]):
     def invalid(self, mistakes: Mistakes) -> InvalidBody:
         """The error that lists what is wrong with a body."""
         return InvalidBody(shown_mistakes(mistakes.found))
+
+
+def one_or_named(registry: Registry, name: str | None) -> Model:
+    """The model for clients of servers that have one and ignore its name, which matters only where there are several.
+
+    Raises `UnknownModel`, `ModelNotReady` or `ModelFailed`.
+    """
+    if registry.n_models == 1:
+        return registry.resolve(None)
+    try:
+        return registry.resolve(name)
+    except UnknownModel:
+        if name != "default":
+            raise
+        return registry.resolve(None)

@@ -114,15 +114,35 @@ _SGLANG_DETOKENIZE = _form(
 _VLLM_TEXT = _form("vLLM", ["prompt"], {"prompt": _TEXT})
 _SGLANG_TEXT = _form("SGLang", ["text"], {"text": {"anyOf": [_TEXT, _TEXTS]}})
 
+_LLAMACPP_TEXT = _form(
+    "llama.cpp",
+    [],
+    {
+        "content": {"anyOf": [_TEXT, {"type": "array", "items": {"anyOf": [_TEXT, _INTEGER]}}]},
+        "add_special": _flag(False),
+        "parse_special": _flag(True),
+        "with_pieces": _flag(False),
+    },
+)
+_LLAMACPP_IDS = _form("llama.cpp", ["tokens"], {"tokens": {"anyOf": [_IDS, _OBJECTS]}})
+_LLAMACPP_DETOKENIZE = _form("llama.cpp", [], {"tokens": _IDS})
+_LLAMACPP_CONTENT = _form("llama.cpp", ["content"], {"content": _TEXT})
+_TEI_TEXT = _form(
+    "Text Embeddings Inference",
+    ["inputs"],
+    {"inputs": {"anyOf": [_TEXT, _TEXTS]}, "add_special_tokens": _flag(True)},
+)
+_TEI_TOKENS: Schema = {"type": "array", "items": _OBJECTS}
+
 _TOKENIZE = (
-    "Text or chat to ids, as vLLM or SGLang",
-    {"anyOf": [_VLLM_PROMPT, _VLLM_CHAT, _SGLANG_PROMPT, _SGLANG_CHAT]},
-    {"anyOf": [_VLLM_IDS, _SGLANG_IDS]},
+    "Text or chat to ids, as the server of the dialect",
+    {"anyOf": [_VLLM_PROMPT, _VLLM_CHAT, _SGLANG_PROMPT, _SGLANG_CHAT, _LLAMACPP_TEXT, _TEI_TEXT]},
+    {"anyOf": [_VLLM_IDS, _SGLANG_IDS, _LLAMACPP_IDS, _TEI_TOKENS]},
 )
 _DETOKENIZE = (
-    "Ids to text, as vLLM or SGLang",
-    {"anyOf": [_VLLM_DETOKENIZE, _SGLANG_DETOKENIZE]},
-    {"anyOf": [_VLLM_TEXT, _SGLANG_TEXT]},
+    "Ids to text, as the server of the dialect",
+    {"anyOf": [_VLLM_DETOKENIZE, _SGLANG_DETOKENIZE, _LLAMACPP_DETOKENIZE]},
+    {"anyOf": [_VLLM_TEXT, _SGLANG_TEXT, _LLAMACPP_CONTENT]},
 )
 
 OPERATIONS: dict[str, tuple[str, Schema, Schema]] = {

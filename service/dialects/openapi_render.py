@@ -122,6 +122,25 @@ RENDER_OPERATIONS: dict[str, tuple[str, Schema, Schema]] = {
         _MESSAGES,
         _object("Count", ["input_tokens"], {"input_tokens": _INTEGER}),
     ),
+    "/v1/chat/completions/input_tokens": (
+        "Number of ids of a chat completion, as llama.cpp",
+        _CHAT,
+        _object("Count", ["object", "input_tokens"], {"object": _TEXT, "input_tokens": _INTEGER}),
+    ),
+    "/apply-template": (
+        "Chat completion to its prompt, as llama.cpp",
+        _CHAT,
+        _object("Prompt", ["prompt"], {"prompt": _TEXT}),
+    ),
+    "/decode": (
+        "Ids to texts, as Text Embeddings Inference",
+        _object(
+            "Ids",
+            ["ids"],
+            {"ids": {"anyOf": [_IDS, {"type": "array", "items": _IDS}]}, "skip_special_tokens": _FLAG},
+        ),
+        {"type": "array", "items": _TEXT},
+    ),
     "/v1/responses/input_tokens": (
         "Number of ids of OpenAI responses",
         _RESPONSES,

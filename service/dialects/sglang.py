@@ -18,12 +18,12 @@ from gpu_core.errors import SidetokError
 from service.codecs import check_count, ids_json
 from service.dialects import sglang_schema as schema
 from service.dialects.body import error_answer, packed_ids, read_json, validated
-from service.dialects.json_endpoint import JsonEndpoint
+from service.dialects.json_endpoint import JsonEndpoint, one_or_named
 from service.dialects.sglang_chat import render
 from service.endpoint import Answer, Head
 from service.errors import ChatTemplateError, InvalidBody, UnknownModel, UnsupportedMediaType, status_of
 from service.head import route_of
-from service.registry import Model, Registry
+from service.registry import Model
 
 F = TypeVar("F")
 
@@ -78,7 +78,7 @@ class Tokenize(_SglangEndpoint[Prompt | schema.Tokenize]):
 
     def request(self, head: Head, form: Prompt | schema.Tokenize, n_bytes: int) -> TokenizeRequest:
         """See `JsonEndpoint`."""
-        model = _resolve(self.registry, form.model)
+        model = one_or_named(self.registry, form.model)
         is_batch = isinstance(form.prompt, list)
         documents, special = _documents(form, model)
         check_count(len(documents))
@@ -118,7 +118,7 @@ class Detokenize(_SglangEndpoint[PackedIds | schema.Detokenize]):
 
     def request(self, head: Head, form: PackedIds | schema.Detokenize, n_bytes: int) -> DecodeRequest:
         """See `JsonEndpoint`."""
-        model = _resolve(self.registry, form.model)
+        model = one_or_named(self.registry, form.model)
         sequences, is_batch = _sequences(form)
         check_count(len(sequences))
         return DecodeRequest(model.name, model.ready_tokenizer, sequences, form.skip_special_tokens, n_bytes, is_batch)
@@ -141,18 +141,6 @@ def fail(error: SidetokError) -> Answer:
     param = "model" if isinstance(error, UnknownModel) else None
     fields = {"object": "error", "message": message, "type": kind, "param": param, "code": code}
     return error_answer(fields, code, error)
-
-
-def _resolve(registry: Registry, name: str) -> Model:
-    """The model. SGLang serves one and ignores the name; it only matters where there are several."""
-    if registry.n_models == 1:
-        return registry.resolve(None)
-    try:
-        return registry.resolve(name)
-    except UnknownModel:
-        if name != "default":
-            raise
-        return registry.resolve(None)
 
 
 def _documents(form: Prompt | schema.Tokenize, model: Model) -> tuple[list[str], bool]:

@@ -14,6 +14,7 @@ from service.chat import ChatTemplate
 from service.codecs import MAX_DOCUMENTS
 from service.dialects import OPERATIONS, dialect_endpoints
 from service.native import Count, Decode, Encode
+from service.options import DIALECTS
 from tests.fakes import FakeTokenizer
 from tests.native_client import CODECS, JSON, MSGPACK, OCTETS
 from tests.service.small_model import CHAT_TEMPLATE
@@ -57,9 +58,9 @@ def by_dialect(registry: FakeRegistry) -> dict[str, Any]:
     }
 
 
-DIALECTS = ("vllm", "sglang")
 ENDPOINTS = (
-    *("encode", "count", "decode", "/tokenize-vllm", "/tokenize-sglang", "/detokenize-vllm", "/detokenize-sglang"),
+    *("encode", "count", "decode"),
+    *(f"{path}-{dialect}" for path in ("/tokenize", "/detokenize") for dialect in DIALECTS),
     *(f"{path}-vllm" for path in OPERATIONS if "tokenize" not in path),
 )
 
@@ -67,7 +68,7 @@ ENDPOINTS = (
 def some_fields(rng: random.Random) -> dict[str, Any]:
     """A few names with a few values, mostly ones that some endpoint knows."""
     fields = {rng.choice(NAMES): rng.choice(VALUES) for _ in range(rng.randrange(5))}
-    content = rng.choice(["text", "ids", "prompt", "tokens", "input"])
+    content = rng.choice(["text", "ids", "prompt", "tokens", "input", "inputs", "content"])
     if rng.random() < 0.7:
         fields[content] = rng.choice([["a", "bc"], "abc", [5, 6], [[5], [6]], [], ""])
     if rng.random() < 0.3:
