@@ -243,6 +243,32 @@ def test_a_killed_engine_under_load(folder: Path, model: str, reference: Referen
         assert answered == load.n_answers + 1
 
 
+def test_one_gpu_of_two_is_lost(folder: Path, model: str, reference: Reference) -> None:
+    """Both share the load; while one is down the other serves what insists on a GPU, and nothing is lost."""
+    program = gpu_program(folder, n_gpus=2)
+    slow_return = ("--gpu-restart-min=60s", "--gpu-restart-max=60s")
+    with serving(folder, model, *FLAGS, "--gpus=0,1", *slow_return, "--policy=gpu", program=program) as service:
+        eventually(lambda: total(service.metrics(), "sidetok_gpu_engine_state", state="ready") == 2)
+        wait_served(service)
+        load = Load(service, reference, route="gpu")
+        eventually(lambda: all(replays(service, gpu) > 20 for gpu in ("0", "1")))
+        load.stop()
+        assert load.wrong == []
+        (first, _) = sorted(engine_pids(service))
+        os.kill(first, signal.SIGKILL)
+        eventually(lambda: total(service.metrics(), "sidetok_gpu_engine_state", state="down") == 1)
+        load = Load(service, reference, route="gpu")
+        load.wait(100)
+        load.stop()
+        assert load.wrong == []
+        assert on_gpu(service)["serves"]
+
+
+def replays(service: ServiceProcess, gpu: str) -> float:
+    """How many batches a GPU had."""
+    return total(service.metrics(), "sidetok_gpu_batch_documents_count", gpu=gpu)
+
+
 def test_a_hung_replay(folder: Path, model: str, reference: Reference) -> None:
     """A replay that never ends: the watchdog ends its engine, its requests are answered by the CPU route."""
     program = gpu_program(folder, hang_after=3)
