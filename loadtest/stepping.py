@@ -9,8 +9,10 @@ from loadtest.errors import BadOption
 
 MIN_ACHIEVED = 0.95
 MAX_FAILED = 0.01
-FEW = 20
-"""With fewer requests than this in a step, one on the way at its end would look like a rate that is missed."""
+ROUNDING = 1e-6
+ON_THE_WAY = 3
+"""So many requests may be unanswered at the end of a step however few there are: by chance more are on their way then
+than were at its beginning."""
 Step = dict[str, Any]
 
 
@@ -30,7 +32,8 @@ def why_saturated(step: Step) -> str | None:
     n_failed = sum(step["failures"].values())
     if n_failed > MAX_FAILED * step["n_requests"]:
         return f"{n_failed} of {step['n_requests']} requests failed or were refused"
-    if step["n_requests"] >= FEW and step["achieved_per_s"] < MIN_ACHIEVED * step["offered_per_s"]:
+    share_behind = 1 - step["achieved_per_s"] / step["offered_per_s"] if step["offered_per_s"] else 0.0
+    if share_behind > max(1 - MIN_ACHIEVED, ON_THE_WAY / max(1, step["n_requests"])) + ROUNDING:
         return f"{step['achieved_per_s']:.6g} answers/s for {step['offered_per_s']:.6g} requests/s"
     return None
 
