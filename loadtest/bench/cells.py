@@ -11,7 +11,7 @@ from loadtest.texts import made_words
 
 SAMPLE_BYTES = 200_000
 MAX_BATCHES = 20
-MAX_TEXT_TOKENS = 3_000_000
+MAX_TEXT_TOKENS = 1_200_000
 """In all batches of a cell: the reference has to encode them, too."""
 
 

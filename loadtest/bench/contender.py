@@ -38,6 +38,8 @@ class Contender:
     """Whether it keeps what it has seen, so that new text needs a fresh instance."""
     detail: str = ""
     """Version, engine or device."""
+    is_judge: bool = False
+    """Whether it is the reference, whose ids are right by definition."""
 
 
 class Unavailable(Exception):

@@ -28,6 +28,7 @@ def tokenizers(file: bytes, reference: Tokenizer) -> Contender:
         threads="all",
         remembers=True,
         detail=version("tokenizers"),
+        is_judge=True,
     )
 
 
