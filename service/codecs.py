@@ -32,6 +32,8 @@ CODECS = {JSON: JSON, MSGPACK: MSGPACK, b"application/x-msgpack": MSGPACK, OCTET
 MAX_DOCUMENTS = 16_384
 """In one request: each costs some kilobytes until the answer is written, however short it is."""
 MAX_QUERY_BYTES = 4096
+TEXT_OPTIONS = ("model", "lora_name", "cache_salt", "hash_seed")
+"""Options that are text also where they look like a number."""
 MAX_ACCEPT_BYTES = 256
 IDS_PER_PIECE = 65_536
 """Ids that are written as JSON in one go (about 0.5 ms); between pieces other threads get the interpreter."""
@@ -130,7 +132,7 @@ def query_fields(query: bytes) -> tuple[tuple[str, Any], ...]:
         pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=32)
     except ValueError:
         raise InvalidBody("The query string is not valid; percent-encode its values as UTF-8.") from None
-    return tuple((name, value if name == "model" else _typed(value)) for name, value in pairs)
+    return tuple((name, value if name in TEXT_OPTIONS else _typed(value)) for name, value in pairs)
 
 
 def _typed(value: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -12,6 +13,7 @@ import orjson
 
 from dispatcher.request import DecodeRequest, EncodedDocument, EncodeOptions, EncodeRequest, Request, Result, Route
 from gpu_core.errors import SidetokError
+from service.block_hashes import FIELDS, HashOptions, block_hashes, hash_options, packed
 from service.codecs import (
     JSON,
     MSGPACK,
@@ -26,7 +28,7 @@ from service.codecs import (
     text_of,
 )
 from service.endpoint import Answer, Head
-from service.errors import InvalidBody, status_of
+from service.errors import InvalidBody, InvalidField, status_of
 from service.head import route_of
 from service.registry import Registry
 
@@ -39,7 +41,16 @@ _BOOLEANS = {
 }
 _EXTRAS = ("char_offsets", "byte_offsets", "token_strings", "special_tokens_mask")
 _ENCODE_FIELDS = {*_BOOLEANS, "model", "text", "max_tokens", "truncation_side", "route"}
+HASH_FIELDS = {*FIELDS, "cache_salt"}
+"""Fields that mean something only together with `return_block_hashes`."""
 _DECODE_FIELDS = {"model", "ids", "skip_special_tokens"}
+
+
+@dataclass(slots=True)
+class HashedRequest(EncodeRequest):
+    """A request whose answer has hashes of blocks, too."""
+
+    hashes: HashOptions | None = None
 
 
 class Encode:
@@ -66,8 +77,21 @@ class Encode:
         sent = text if is_batch else (text,)
         utf8 = None if any(isinstance(item, str) for item in sent) else sent
         route = _route(fields, head)
+        hashes = self._hash_options(fields)
         options = encode_options(tuple(fields.items()), self.count_only)
-        return EncodeRequest(model.name, model.ready_tokenizer, documents, options, len(body), is_batch, route, utf8)
+        request = HashedRequest if hashes is not None else EncodeRequest
+        it = request(model.name, model.ready_tokenizer, documents, options, len(body), is_batch, route, utf8)
+        if isinstance(it, HashedRequest):
+            it.hashes, it.is_slow_to_write = hashes, True
+        return it
+
+    def _hash_options(self, fields: Fields) -> HashOptions | None:
+        if "return_block_hashes" not in fields:
+            return None
+        hashes = hash_options(fields, fields.pop("cache_salt", None))
+        if hashes is not None and self.count_only:
+            raise InvalidField("There are no ids to hash here; /v1/encode has them.", "return_block_hashes")
+        return hashes
 
     def write(self, head: Head, request: Request, result: Result) -> Answer:
         """See `service.endpoint.Endpoint`."""
@@ -209,29 +233,52 @@ def _columns(options: EncodeOptions) -> list[str]:
 
 
 def _fields(
-    request: EncodeRequest, result: list[EncodedDocument], ids: Callable[[bytes], Any], array: Callable[[Any], Any]
+    request: EncodeRequest,
+    result: list[EncodedDocument],
+    ids: Callable[[bytes], Any],
+    array: Callable[[Any], Any],
+    hashes: Callable[[Any], Any],
 ) -> Fields:
-    """The answer as named fields; lists of values for a batch."""
+    """The answer as named fields, written by the three functions; lists of values for a batch."""
     columns: Fields = {"count": [document.n_tokens for document in result]}
     if not request.options.count_only:
         columns["ids"] = [ids(document.ids) for document in result]
     for name in _columns(request.options):
         values = [getattr(document, name) for document in result]
         columns[name] = [array(value) if isinstance(value, np.ndarray) else value for value in values]
+    columns |= _hash_columns(request, result, hashes)
     if not request.is_batch:
         columns = {name: column[0] for name, column in columns.items()}
     return {"model": request.model, **columns}
 
 
+def _hash_columns(
+    request: EncodeRequest, result: list[EncodedDocument], form: Callable[[Any], Any]
+) -> dict[str, list[Any]]:
+    """The hashes of each document, in the form that a codec gives them, by their name."""
+    if not isinstance(request, HashedRequest) or request.hashes is None:
+        return {}
+    options = request.hashes
+    found = [block_hashes(document.ids, options, request.model) for document in result]
+    columns = {"block_hashes": [form(hashes.block_hashes) for hashes in found]}
+    if options.scheme == "dynamo":
+        columns["sequence_hashes"] = [form(hashes.sequence_hashes or []) for hashes in found]
+    return columns
+
+
 def _write_json(request: EncodeRequest, result: list[EncodedDocument]) -> tuple[bytes, bytes]:
     fields = _fields(
-        request, result, lambda ids: orjson.Fragment(ids_json(ids)), lambda array: orjson.Fragment(array_json(array))
+        request,
+        result,
+        lambda ids: orjson.Fragment(ids_json(ids)),
+        lambda array: orjson.Fragment(array_json(array)),
+        list,
     )
     return orjson.dumps(fields), JSON
 
 
 def _write_msgpack(request: EncodeRequest, result: list[EncodedDocument]) -> tuple[bytes, bytes]:
-    return msgpack.packb(_fields(request, result, bytes, lambda array: array.tobytes())), MSGPACK
+    return msgpack.packb(_fields(request, result, bytes, lambda array: array.tobytes(), packed)), MSGPACK
 
 
 def _write_octets(
@@ -246,6 +293,7 @@ def _write_octets(
         sections["ids"] = result[0].ids if len(result) == 1 else b"".join([document.ids for document in result])
     for name in _columns(options):
         sections[name] = _section(name, [getattr(document, name) for document in result])
+    sections |= {name: b"".join(column) for name, column in _hash_columns(request, result, packed).items()}
     if len(sections) == 1:
         return next(iter(sections.values())), OCTETS, 200, []
     sizes = ",".join(f"{name}={len(section)}" for name, section in sections.items())

@@ -53,6 +53,14 @@ _ENCODE_REQUEST: Schema = {
         "return_byte_offsets": _flag(False, "Start and end of each id, in bytes of the UTF-8."),
         "return_token_strings": _flag(False, "The token of each id, as the vocabulary spells it."),
         "return_special_tokens_mask": _flag(False, "1 for ids that the post-processor added."),
+        "return_block_hashes": {
+            "anyOf": [{"type": "boolean"}, {"type": "string", "enum": ["dynamo", "vllm", "llm-d"]}, {"type": "null"}],
+            "description": "Hashes of blocks of ids, by the rule of a router or engine; true = Dynamo's.",
+        },
+        "block_size": _optional({"type": "integer", "minimum": 1, "maximum": 65536}, description="Ids of a block."),
+        "lora_name": _optional(_TEXT, description="LoRA whose name enters the hashes."),
+        "cache_salt": _optional(_TEXT, description="Salt that enters the hashes."),
+        "hash_seed": _optional(_TEXT, description="PYTHONHASHSEED of vLLM, hashSeed of llm-d."),
     },
 }
 _ENCODE_ANSWER: Schema = {
@@ -67,6 +75,8 @@ _ENCODE_ANSWER: Schema = {
         "byte_offsets": _one_or_many(_PAIRS),
         "token_strings": _one_or_many({"type": "array", "items": _TEXT}),
         "special_tokens_mask": _one_or_many({"type": "array", "items": {"type": "integer"}}),
+        "block_hashes": _one_or_many({"type": "array", "items": {"anyOf": [{"type": "integer"}, _TEXT]}}),
+        "sequence_hashes": _one_or_many({"type": "array", "items": {"type": "integer"}}),
     },
 }
 _COUNT_ANSWER: Schema = {

@@ -13,6 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from dispatcher.request import EncodeRequest, Request, Result
 from gpu_core.errors import SidetokError
+from service.block_hashes import FIELDS
 from service.dialects.body import Mistakes, error_answer, read_json, shown_mistakes, validated
 from service.dialects.chat_count import count_request, n_tokens
 from service.dialects.json_endpoint import JsonEndpoint
@@ -87,7 +88,7 @@ _RENDER: TypeAdapter[MessagesWithLimit] = TypeAdapter(MessagesWithLimit)
 
 _SAME = (
     "model", "temperature", "top_k", "top_p", "stream", "cache_salt", "kv_transfer_params", "ec_transfer_params",
-    "vllm_xargs",
+    "vllm_xargs", *FIELDS,
 )  # fmt: skip
 """Fields that a chat completion has under the same name."""
 

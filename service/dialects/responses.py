@@ -12,6 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from dispatcher.request import EncodeRequest, Request, Result
 from gpu_core.errors import SidetokError
+from service.block_hashes import FIELDS
 from service.dialects.body import Mistakes, error_answer, read_json, validated
 from service.dialects.chat_count import count_request, n_tokens
 from service.dialects.json_endpoint import JsonEndpoint
@@ -51,7 +52,7 @@ _SAME = (
     "model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "seed", "stop", "stop_token_ids", "ignore_eos", "logit_bias", "stream", "skip_special_tokens", "watermarking",
     "include_stop_str_in_output", "structured_outputs", "vllm_xargs", "cache_salt", "priority", "chat_template_kwargs",
-    "kv_transfer_params", "ec_transfer_params",
+    "kv_transfer_params", "ec_transfer_params", *FIELDS,
 )  # fmt: skip
 """Fields that a chat completion has under the same name."""
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dispatcher.errors import InvalidIds, InvalidOption
 from dispatcher.request import EncodedDocument, EncodeOptions, EncodeRequest, Request, Result, TruncationSide
+from service.block_hashes import FIELDS, HashOptions, block_hashes, hash_options, hashes_json
 from service.codecs import array_json, check_count, ids_json
 from service.dialects.body import Mistakes, packed_ids, read_json, validated
 from service.dialects.vllm import ID_TOO_LARGE, check_flags
@@ -78,6 +79,9 @@ class RenderRequest(EncodeRequest):
     """What follows the sampling parameters in each object."""
     given: list[Ids] | None = None
     """Prompts that came as ids; there are no documents then."""
+    hashes: HashOptions | None = None
+    named: str = ""
+    """The model's name as the client wrote it."""
 
 
 class TextForm(NamedTuple):
@@ -101,6 +105,7 @@ class _Render(VllmEndpoint[F]):
         if form.stream_options is not None and not form.stream:
             raise invalid_field("Stream options can only be defined when `stream=True`.", "stream_options")
         sampling = sampling_params(form, model.generation_defaults)
+        hashes = hash_options({name: (form.model_extra or {}).get(name) for name in FIELDS}, form.cache_salt)
         limits = _limits(form, model)
         max_ids = _truncation(form, limits)
         side: TruncationSide = form.truncation_side or "left"
@@ -114,6 +119,9 @@ class _Render(VllmEndpoint[F]):
             limits=limits,
             sampling=sampling,
             tail=_tail(form),
+            hashes=hashes,
+            named=form.model or model.name,
+            is_slow_to_write=hashes is not None,
         )
 
     def write(self, head: Head, request: Request, result: Result) -> Answer:
@@ -295,9 +303,14 @@ def _object(request: RenderRequest, request_id: str, ids: bytes, offsets: bytes)
             b',"features":null,"content_parts":null,"sampling_params":',
             sampling,
             b",",
-            request.tail,
+            request.tail if request.hashes is None else _with_hashes(request, ids),
         ]
     )
+
+
+def _with_hashes(request: RenderRequest, ids: bytes) -> bytes:
+    assert request.hashes is not None
+    return b"%b,%b}" % (request.tail[:-1], hashes_json(block_hashes(ids, request.hashes, request.named)))
 
 
 def _offsets(document: EncodedDocument) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from service.native import _ENCODE_FIELDS, Decode
+from service.native import _ENCODE_FIELDS, HASH_FIELDS, Decode
 from service.openapi import paths
 from tests.fakes import FakeTokenizer
 from tests.service.test_app import CONTROL, HOT
@@ -100,7 +100,7 @@ def test_a_path_without_an_operation_is_an_error() -> None:
 
 def test_the_schema_names_every_field() -> None:
     """The fields of the schema are those that are read."""
-    assert set(content(paths(["/v1/encode"])["/v1/encode"]["post"])["properties"]) == _ENCODE_FIELDS
+    assert set(content(paths(["/v1/encode"])["/v1/encode"]["post"])["properties"]) == (_ENCODE_FIELDS | HASH_FIELDS)
     decode = content(paths(["/v1/decode"])["/v1/decode"]["post"])["properties"]
     for name in decode:
         fields = {"ids": [97], name: {"ids": [97], "model": "fake", "skip_special_tokens": False}[name]}
@@ -124,6 +124,8 @@ REQUESTS: list[tuple[str, Schema]] = [
             "add_special_tokens": False,
         },
     ),
+    ("/v1/encode", {"text": "ab", "return_block_hashes": True, "block_size": 1}),
+    ("/v1/encode", {"text": ["ab"], "return_block_hashes": "vllm", "block_size": 2, "cache_salt": "s"}),
     ("/v1/count", {"text": "ab"}),
     ("/v1/count", {"text": ["ab"], "max_tokens": 1}),
     ("/v1/decode", {"ids": [97]}),
