@@ -13,11 +13,14 @@ lies on one side does not matter for the other: bytes between two borders have t
 last token of `a` and the first one of `b` stay two tokens when they are encoded together, then tokens(a + b) =
 tokens(a) + tokens(b): the first merge across the border would look the same with the two tokens alone. With a common
 token X between L and M: L X are neighbours in one piece, X M in the other, so both borders of X hold.
+
+BPE over characters has no pre-tokens: all text between two added tokens is one, and one run.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +28,7 @@ from numpy.typing import NDArray
 
 from gpu_core.classes import FAMILY_CLASSES, family_classes
 from gpu_core.layout import MAX_PRETOKEN
+from gpu_core.run_literals import split_literals
 from gpu_core.slots import ID_BITS
 from gpu_core.spec import TokenizerSpec
 from gpu_core.tables import Tables
@@ -49,6 +53,7 @@ _KINDS = {
     "punctuation": _PUNCTUATION,
     "cjk": _CJK,
 }
+_ONE_WORD = "sentencepiece"
 assert STEP + OVERLAP + MARGIN <= MAX_PRETOKEN
 
 
@@ -72,16 +77,13 @@ class LongRuns:
     ) -> None:
         """`lengths`: bytes of each token, by id. `overlap`: bytes that neighbours share. Shorter runs stay whole."""
         family = spec.pattern_family
-        kinds = _KINDS | ({"number": _NUMBER} if family == "gpt2" else {})
-        by_code = np.array([kinds.get(name, 0) for name in FAMILY_CLASSES[family]], dtype=np.uint8)
-        self._kinds = by_code[family_classes(family)]
+        self._kinds = _kinds_by_point(spec)
         self._newlines = np.isin(np.arange(256), [0x0A, 0x0D])
-        self._has_newline_rule = family != "gpt2"
+        self._has_newline_rule = family not in {"gpt2", _ONE_WORD}
         self._has_ascii_tails = family == "deepseek_v3"
         if self._has_ascii_tails:
             self._kinds[128:][self._kinds[128:] == _LETTER] = _OTHER_LETTER
-        literals = [re.escape(token.content.encode()) for token in spec.added_tokens]
-        self._literal = re.compile(b"|".join(literals)) if literals else None
+        self._literals = _Literals(token.content.encode() for token in spec.added_tokens)
         self._lengths = lengths
         self._overlap, self._min_run = overlap, min_run
 
@@ -147,7 +149,7 @@ class LongRuns:
         kind, before = kinds[begin], kinds[begin - 1] if begin else 0
         if self._has_ascii_tails and kind == _LETTER and end < len(kinds) and kinds[end] == _OTHER_LETTER:
             return []
-        if self._literal and self._literal.search(data[begin:end].tobytes()):
+        if self._literals.are_in(data[begin:end].tobytes()):
             return []
         last = end
         newlines = np.zeros(0, np.int64)
@@ -182,7 +184,7 @@ def can_be_cut(spec: TokenizerSpec) -> bool:
 
 def long_runs_of(spec: TokenizerSpec, tables: Tables) -> LongRuns | None:
     """For what the device answers; None if documents of the tokenizer cannot be cut."""
-    if not can_be_cut(spec):
+    if not can_be_cut(spec) and spec.pattern_family != _ONE_WORD:
         return None
     long_runs = LongRuns(spec, lengths_in(spec, tables))
     return long_runs if long_runs.is_exact else None
@@ -190,13 +192,15 @@ def long_runs_of(spec: TokenizerSpec, tables: Tables) -> LongRuns | None:
 
 def lengths_in(spec: TokenizerSpec, tables: Tables) -> NDArray[np.int32]:
     """Bytes of each token that the device may answer with, by id."""
-    lengths = np.zeros(spec.max_id + 1, dtype=np.int32)
+    # A run of blanks may be an added token, too, as one of U+2581. That is longer, and such text does not fit together.
+    lengths = with_added_tokens(spec, np.zeros(spec.max_id + 1, dtype=np.int32))
+    lengths[tables.arrays["byte_ids"]] = 1
     short, long = tables.arrays["short_slots"], tables.arrays["long_slots"]
     used = short[(short[:, 3] & 15) > 0]
     lengths[used[:, 3] >> 4 & ((1 << ID_BITS) - 1)] = used[:, 3] & 15
     used = long[long[:, 2] > 0]
     lengths[used[:, 3]] = used[:, 2]
-    return with_added_tokens(spec, lengths)
+    return lengths
 
 
 def with_added_tokens(spec: TokenizerSpec, lengths: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -204,6 +208,37 @@ def with_added_tokens(spec: TokenizerSpec, lengths: NDArray[np.int32]) -> NDArra
     for token in spec.added_tokens:
         lengths[token.id] = len(token.content.encode())
     return lengths
+
+
+def _kinds_by_point(spec: TokenizerSpec) -> NDArray[np.uint8]:
+    """The kind of each code point; 0: no piece begins or ends there."""
+    family = spec.pattern_family
+    if family == _ONE_WORD:
+        points = np.full(0x110000, _OTHER, dtype=np.uint8)
+        points[[ord(run.character) for run in split_literals(spec)[0]]] = 0
+        return points
+    kinds = _KINDS | ({"number": _NUMBER} if family == "gpt2" else {})
+    by_code = np.array([kinds.get(name, 0) for name in FAMILY_CLASSES[family]], dtype=np.uint8)
+    points_of_family: NDArray[np.uint8] = by_code[family_classes(family)]
+    return points_of_family
+
+
+class _Literals:
+    """Added tokens, thousands of them in some files."""
+
+    def __init__(self, literals: Iterable[bytes]) -> None:
+        self._all = frozenset(literals)
+        self._lengths = sorted({len(literal) for literal in self._all})
+        first = b"".join(sorted({re.escape(literal[:1]) for literal in self._all}))
+        self._first = re.compile(b"[" + first + b"]") if first else re.compile(rb"(?!)")
+
+    def are_in(self, text: bytes) -> bool:
+        """Whether one of them is in a text."""
+        return any(
+            text[match.start() : match.start() + n] in self._all
+            for match in self._first.finditer(text)
+            for n in self._lengths
+        )
 
 
 def _runs(kinds: NDArray[np.uint8], min_run: int) -> list[tuple[int, int]]:
