@@ -23,6 +23,7 @@ from service.hot import Receive, Scope, Send
 from service.native import Count, Decode, Encode
 from service.openapi import paths
 from service.state import Service
+from service.tokenizer_admin import tokenizer_router
 
 _METHOD_NOT_ALLOWED = orjson.dumps({"detail": "Method Not Allowed"})
 
@@ -108,6 +109,8 @@ def make_app(service: Service) -> App:
     app.get("/v1/models", tags=["models"])(models)
     app.get("/metrics", tags=["metrics"])(metrics)
     app.get("/version", tags=["health"])(version)
+    if service.options.admin_key:
+        app.include_router(tokenizer_router(service))
     return app
 
 

@@ -43,6 +43,10 @@ class ChatTemplateError(core.CallerError):
     """The chat template refused the conversation, or may not be used."""
 
 
+class Conflict(core.CallerError):
+    """What is asked for does not fit what is there: a name that is taken, a model that must stay."""
+
+
 class ModelFailed(core.InternalError):
     """The model is known, but its files could not be loaded; only a restart with better ones helps."""
 
@@ -61,6 +65,7 @@ class Status(NamedTuple):
 
 TABLE: dict[type[core.SidetokError], Status] = {
     UnknownModel: Status(404, "NotFoundError", "bad_request"),
+    Conflict: Status(409, "ConflictError", "bad_request"),
     UnsupportedMediaType: Status(415, "BadRequestError", "bad_request"),
     BodyTooLarge: Status(413, "BadRequestError", "bad_request"),
     InvalidBody: Status(400, "BadRequestError", "bad_request"),

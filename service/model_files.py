@@ -53,6 +53,11 @@ def read_model_files(path: Path) -> ModelFiles:
     return _from_folder(_read_bytes(tokenizer), folder)
 
 
+def read_template(path: Path) -> str:
+    """A chat template in a file of its own. Raises `TokenizerFileError`."""
+    return _read_text(path)
+
+
 def read_embedded_files() -> ModelFiles:
     """The embedded model, whose package is located but never imported."""
     data = embedded_tokenizer_json()

@@ -27,6 +27,11 @@ class ServiceOptions:
     trust_request_chat_template: bool = knob(
         False, "Render chat templates that come with requests; within the same bounds as those of models."
     )
+    admin_key: str = knob(
+        "",
+        "Secret of /v1/tokenizers, sent as `Authorization: Bearer`; empty = no such endpoint. Better set by its "
+        "environment variable: flags can be seen by others.",
+    )
     max_body_bytes: int = knob(64 << 20, "Largest request body; a larger one is refused with 413.")
     keep_alive_s: int = knob(120, "Seconds that an idle connection stays open; above the 90 s of Go clients.")
     drain_timeout_s: float = knob(30.0, "Seconds that requests in flight get to finish after SIGTERM.")

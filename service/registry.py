@@ -6,9 +6,10 @@ import contextlib
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Literal
@@ -20,8 +21,8 @@ from dispatcher.options import DispatcherOptions
 from dispatcher.tokenizer import Tokenizer, load_tokenizer
 from gpu_core.errors import SidetokError
 from service.chat import ChatTemplate
-from service.errors import ChatTemplateError, ModelFailed, ModelNotReady, UnknownModel
-from service.model_files import ModelFiles, read_embedded_files, read_model_files
+from service.errors import ChatTemplateError, Conflict, ModelFailed, ModelNotReady, UnknownModel
+from service.model_files import ModelFiles, read_embedded_files, read_model_files, read_template
 from service.options import ServiceOptions
 
 log = logging.getLogger("sidetok.registry")
@@ -35,6 +36,9 @@ MAX_SHOWN_NAME = 256
 MAX_LOADERS = 4
 """Models that are loaded at the same time."""
 
+MAX_MODELS = 64
+"""Models up to which more may be added at run time."""
+
 State = Literal["loading", "ready", "failed"]
 
 
@@ -45,6 +49,11 @@ class Model:
     name: str
     path: str
     """Directory or file, or `embedded`."""
+    template_path: str = ""
+    """A file with the chat template that stands for those of the model; empty = the model's own."""
+    is_added: bool = False
+    """It came at run time: readiness does not wait for it."""
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
     aliases: tuple[str, ...] = ()
     state: State = "loading"
     error: str | None = None
@@ -75,7 +84,7 @@ class Model:
 
 
 class Registry:
-    """All models of the process. Names are fixed at start; only the state of a model changes."""
+    """All models of the process. Tables of names are replaced and never changed: any thread may read them."""
 
     def __init__(self, service: ServiceOptions, dispatcher: DispatcherOptions) -> None:
         """Register models, loading nothing. Raises `ValueError` that names the flag with the wrong value."""
@@ -122,8 +131,34 @@ class Registry:
     @property
     def ready(self) -> bool:
         """Whether every model ended its load, and one at least is ready."""
-        states = [model.state for model in self._models.values()]
+        states = [model.state for model in self._models.values() if not model.is_added]
         return "loading" not in states and "ready" in states
+
+    def add(self, name: str, path: str, template_path: str = "") -> Model:
+        """A further model, to be loaded with `load`. Only one thread adds and removes. Raises `Conflict`."""
+        if name in self._names:
+            raise Conflict(f"The name {name!r} is taken.")
+        if len(self._models) >= MAX_MODELS:
+            raise Conflict(f"There are {MAX_MODELS} models already; remove one first.")
+        model = Model(name, path, template_path=template_path, is_added=True)
+        self._models = {**self._models, name: model}
+        self._names = {**self._names, name: model}
+        self.n_models = len(self._models)
+        return model
+
+    def remove(self, model: Model) -> None:
+        """Serve a model no more; what is under way is finished. Raises `Conflict` for one that cannot go now."""
+        if model is self.default:
+            raise Conflict(f"The model {model.name!r} is the default; it stays.")
+        if model.state == "loading":
+            raise Conflict(f"The model {model.name!r} is still loading; try again.")
+        self._models = {name: other for name, other in self._models.items() if other is not model}
+        self._names = {name: other for name, other in self._names.items() if other is not model}
+        self.n_models = len(self._models)
+
+    def load(self, model: Model) -> None:
+        """Load one model; returns when it is ready or failed."""
+        self._load(model)
 
     def load_all(self, around: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext) -> None:
         """Load every model; returns when each is ready or failed. A model that fails harms no other.
@@ -156,7 +191,7 @@ class Registry:
     def _load(self, model: Model) -> None:
         start_s = time.perf_counter()
         try:
-            self._fill(model, read_embedded_files() if model.path == EMBEDDED else read_model_files(Path(model.path)))
+            self._fill(model, _files_of(model))
             model.state = "ready"
         except BaseException as error:
             # A native library may panic on a file; the panic derives from BaseException.
@@ -223,6 +258,13 @@ class Registry:
                 "chat_template": model.chat_template is not None,
             }
         return item
+
+
+def _files_of(model: Model) -> ModelFiles:
+    files = read_embedded_files() if model.path == EMBEDDED else read_model_files(Path(model.path))
+    if model.template_path:
+        files = replace(files, chat_templates={"default": read_template(Path(model.template_path))})
+    return files
 
 
 def _parse_models(arguments: Iterable[str]) -> dict[str, Model]:

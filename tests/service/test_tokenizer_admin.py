@@ -1,0 +1,190 @@
+"""Models come and go while the service runs: for whoever has the key, without waiting, and only by rules."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from dispatcher.options import DispatcherOptions
+from service.errors import Conflict, ModelNotReady, UnknownModel
+from service.options import ServiceOptions
+from service.registry import MAX_MODELS, Model, Registry
+from tests.service.small_model import registry_of, write_model
+from tests.service_fakes import Running, eventually, run, running
+
+KEY = "the-admin-key"
+
+
+def with_admin(registry: Registry, test: Any, key: str = KEY) -> None:
+    """Run a test with a service that has an admin key."""
+
+    async def main() -> None:
+        async with running(registry, ServiceOptions(admin_key=key)) as it:
+            await test(it)
+
+    run(main())
+
+
+async def ask(it: Running, method: str, path: str = "", body: Any = None, key: str = KEY) -> tuple[int, Any]:
+    """Status and fields of an answer."""
+    data = body if isinstance(body, bytes) else b"" if body is None else orjson.dumps(body)
+    answer = await it.call(f"/v1/tokenizers{path}", data, method=method, authorization=f"Bearer {key}")
+    return answer.status, orjson.loads(answer.body)
+
+
+def test_a_model_is_added_served_and_removed(tmp_path: Path) -> None:
+    """202 at once, completed later; then requests name it; afterwards they do not."""
+    registry = registry_of(f"first={write_model(tmp_path / 'first')}")
+    template = tmp_path / "own.jinja"
+    template.write_text("{{ messages[0].content }}")
+    source = str(write_model(tmp_path / "second"))
+
+    async def test(it: Running) -> None:
+        wanted = {"name": "second", "source": source, "chat_template_path": str(template)}
+        code, added = await ask(it, "POST", "", wanted)
+        assert (code, added["status"]) == (202, "pending")
+        assert set(added) == {"id", "status", "message", "vocab_size"}
+
+        async def status() -> str:
+            return str((await ask(it, "GET", f"/{added['id']}/status"))[1]["status"])
+
+        while await status() == "processing":
+            await eventually(lambda: registry.models()[-1].state != "loading")
+        assert await status() == "completed"
+        code, listed = await ask(it, "GET")
+        assert [item["name"] for item in listed["tokenizers"]] == ["first", "second"]
+        assert listed["tokenizers"][1] == {"id": added["id"], "name": "second", "source": source, "vocab_size": 258}
+        assert (await ask(it, "GET", f"/{added['id']}"))[1] == listed["tokenizers"][1]
+        body = orjson.dumps({"model": "second", "messages": [{"role": "user", "content": "abc"}]})
+        assert orjson.loads((await it.call("/tokenize", body, content_type="application/json")).body)["count"] == 3
+        assert (await ask(it, "POST", "", wanted))[0] == 409
+        assert await ask(it, "DELETE", f"/{added['id']}") == (
+            200,
+            {"success": True, "message": "The tokenizer 'second' was removed."},
+        )
+        assert (await it.call("/tokenize", body, content_type="application/json")).status == 404
+        assert (await ask(it, "GET", f"/{added['id']}"))[0] == 404
+
+    with_admin(registry, test)
+
+
+def test_a_failed_load_harms_nobody(tmp_path: Path) -> None:
+    """Its status says why; the service stays ready."""
+    registry = registry_of(f"first={write_model(tmp_path / 'first')}")
+
+    async def test(it: Running) -> None:
+        _, added = await ask(it, "POST", "", {"name": "broken", "source": str(tmp_path / "nowhere")})
+        await eventually(lambda: registry.models()[-1].state == "failed")
+        _, status = await ask(it, "GET", f"/{added['id']}/status")
+        assert status["status"] == "failed"
+        assert "no such file" in status["message"]
+        assert (await it.call("/ready", method="GET")).status == 200
+        assert (await ask(it, "DELETE", f"/{added['id']}"))[0] == 200
+
+    with_admin(registry, test)
+
+
+class SlowRegistry(Registry):
+    """Models whose load waits for the test."""
+
+    def __init__(self, *models: str) -> None:
+        super().__init__(ServiceOptions(model=models), DispatcherOptions(cpu_engine="reference"))
+        self.may_load = threading.Event()
+
+    def load(self, model: Model) -> None:
+        """See `Registry`."""
+        self.may_load.wait()
+        super().load(model)
+
+
+def test_a_load_holds_up_nobody(tmp_path: Path) -> None:
+    """While it runs, other models are served, the new one says 503, it cannot go, and the service is ready."""
+    folder = write_model(tmp_path / "m")
+    registry = SlowRegistry(f"first={folder}")
+
+    async def test(it: Running) -> None:
+        await eventually(lambda: registry.ready)
+        _, added = await ask(it, "POST", "", {"name": "slow", "source": str(folder)})
+        assert (await ask(it, "GET", f"/{added['id']}/status"))[1]["status"] == "processing"
+        for name, status in (("first", 200), ("slow", 503)):
+            body = orjson.dumps({"model": name, "text": "a"})
+            assert (await it.call("/v1/encode", body)).status == status
+        assert (await it.call("/ready", method="GET")).status == 200
+        assert (await ask(it, "DELETE", "/slow"))[0] == 409
+        registry.may_load.set()
+        await eventually(lambda: registry.models()[-1].state == "ready")
+        assert (await it.call("/v1/encode", orjson.dumps({"model": "slow", "text": "a"}))).status == 200
+
+    with_admin(registry, test)
+
+
+def test_the_key(tmp_path: Path) -> None:
+    """401 without it; no such path where there is none."""
+    registry = registry_of(f"first={write_model(tmp_path / 'first')}")
+
+    async def test(it: Running) -> None:
+        for key in ("", "wrong", KEY + "x", "schlüssel"):
+            for method, path in (("GET", ""), ("POST", ""), ("GET", "/x"), ("GET", "/x/status"), ("DELETE", "/first")):
+                code, fields = await ask(it, method, path, key=key)
+                assert (code, fields["error"]["type"]) == (401, "unauthorized")
+        assert (await it.call("/v1/tokenizers", method="GET")).status == 401
+        assert (await it.call("/v1/models", method="GET")).status == 200
+
+    async def without(it: Running) -> None:
+        assert (await ask(it, "GET"))[0] == 404
+
+    with_admin(registry, test)
+    with_admin(registry, without, key="")
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400),
+        (b"{", 400),
+        ({}, 400),
+        ({"name": "x"}, 400),
+        ({"name": "", "source": "y"}, 400),
+        ({"name": "a b", "source": "y"}, 400),
+        ({"name": "x", "source": "y", "more": 1}, 400),
+        ({"name": "first", "source": "y"}, 409),
+        (b" " * 70_000, 413),
+    ],
+)
+def test_what_cannot_be_added(body: Any, status: int, tmp_path: Path) -> None:
+    """Bodies that do not fit, and names that are taken."""
+
+    async def test(it: Running) -> None:
+        code, fields = await ask(it, "POST", "", body)
+        assert code == status
+        assert set(fields["error"]) == {"message", "type"}
+
+    with_admin(registry_of(f"first={write_model(tmp_path / 'first')}"), test)
+
+
+def test_rules_of_the_registry(tmp_path: Path) -> None:
+    """The default stays; aliases are names; there is a most; tables that were read before do not change."""
+    registry = registry_of(f"first={write_model(tmp_path / 'm')}", alias=("other=first",))
+    for name in ("first", "other"):
+        with pytest.raises(Conflict):
+            registry.add(name, "x")
+    with pytest.raises(Conflict):
+        registry.remove(registry.default)
+    seen = registry.models()
+    added = registry.add("new", "x")
+    assert (len(seen), registry.n_models, registry.ready) == (1, 2, True)
+    with pytest.raises(ModelNotReady):
+        registry.resolve("new")
+    added.state = "failed"
+    registry.remove(added)
+    assert registry.n_models == 1
+    with pytest.raises(UnknownModel):
+        registry.resolve("new")
+    for i in range(MAX_MODELS - 1):
+        registry.add(f"m{i}", "x")
+    with pytest.raises(Conflict, match="already"):
+        registry.add("one more", "x")
