@@ -20,8 +20,9 @@ from gpu_core.waiting import sharpen_sleep
 from loadtest.schedule import NS, Arrivals, Times
 
 MIN_BYTES, MAX_BYTES = 1 << 10, 1 << 14
-WARM_BYTES = 1 << 16
-"""A longer document is read once before it is due, if there is time: what a socket received lies in a cache, too."""
+LONG_BYTES = 1 << 16
+"""A longer document is handed over alone, since a group is answered as a whole. It is read once before it is due, if
+there is time: what a socket received lies in a cache, too."""
 START_AFTER_NS = 20_000_000
 """The first document is due so long after the generator was started."""
 LOOK_S = 0.002
@@ -179,6 +180,7 @@ class Generator(threading.Thread):
         self.offered = Offered(sent_ns=np.zeros(len(documents), dtype=np.int64))
         self._target, self._due_ns, self._documents = target, due_ns, documents
         self._record, self._cpus = record, cpus
+        self._long = [place for place, document in enumerate(documents) if len(document) > LONG_BYTES]
 
     def run(self) -> None:
         """See `threading.Thread`."""
@@ -190,17 +192,22 @@ class Generator(threading.Thread):
         clock, cpu_clock, sleep = time.perf_counter_ns, time.thread_time_ns, time.sleep
         offered.start_ns = clock() + START_AFTER_NS
         due = (self._due_ns + offered.start_ns).tolist()
-        n, position, n_warm, inside_ns, begin_ns = len(due), 0, -1, 0, cpu_clock()
+        n, position, warmed, inside_ns, begin_ns = len(due), 0, -1, 0, cpu_clock()
+        later = iter(self._long)
+        long = next(later, n)
         while position < n:
             now_ns = clock()
             if due[position] > now_ns:
-                if position != n_warm and len(documents[position]) > WARM_BYTES:
-                    n_warm = position
+                if position == long and warmed != position:
+                    warmed = position
                     np.frombuffer(documents[position], dtype=np.uint8).max()
                     continue
                 sleep((due[position] - now_ns) * 1e-9)
                 continue
-            end = bisect_right(due, now_ns, position)
+            if position == long:
+                end, long = position + 1, next(later, n)
+            else:
+                end = min(bisect_right(due, now_ns, position), long)
             group = documents[position:end]
             sent_ns[position:end] = now_ns
             before_ns = cpu_clock()

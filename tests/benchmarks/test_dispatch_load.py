@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.benchmarks.dispatch_cpu import cpu_times, descendants, parts_of
-from tests.benchmarks.dispatch_load import Generator, Load, Offered, Record, documents_of, schedule
+from tests.benchmarks.dispatch_load import LONG_BYTES, Generator, Load, Offered, Record, documents_of, schedule
 from tests.benchmarks.dispatch_run import Trial, latencies
 from tests.data import corpora, tokenizer_json
 from tests.gpu_core.device_data import Reference
@@ -121,6 +121,23 @@ def test_generator_offers_what_is_due_and_nothing_early() -> None:
     assert record.wait(1.0)
     assert generator.offered.n_groups == 2
     assert (generator.offered.sent_ns - generator.offered.start_ns >= due).all()
+
+
+def test_long_documents_are_handed_over_alone() -> None:
+    """A group is answered as a whole, so that a long document in it would hold up the others."""
+    groups: list[tuple[int, int]] = []
+
+    class Sink:
+        name = "sink"
+
+        def submit(self, first: int, documents: Sequence[bytes], record: Record) -> None:
+            groups.append((first, len(documents)))
+
+    documents = [b"x" * (LONG_BYTES + 1) if i in (0, 3, 4, 9) else b"x" for i in range(10)]
+    generator = Generator(Sink(), np.zeros(10, dtype=np.int64), documents, Record(10, n_samples=0), None)
+    generator.start()
+    generator.join()
+    assert groups == [(0, 1), (1, 2), (3, 1), (4, 1), (5, 4), (9, 1)]
 
 
 def test_cpu_time_is_told_apart() -> None:
