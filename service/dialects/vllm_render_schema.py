@@ -79,7 +79,7 @@ class Generation(Lenient):
     @property
     def n_logprobs(self) -> int | None:
         """How many log probabilities each id of the output gets."""
-        raise NotImplementedError
+        return None
 
 
 class TextCompletion(Generation):

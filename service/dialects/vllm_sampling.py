@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from service.dialects.vllm_errors import invalid_field
-from service.dialects.vllm_render_schema import Generation
+from service.dialects.vllm_render_schema import ChatCompletion, Generation, TextCompletion
 from service.errors import InvalidField
 
 LEAST_TEMPERATURE = 0.01
@@ -20,6 +21,16 @@ GREEDY_BELOW = 1e-5
 DELTA, FINAL_ONLY = 1, 2
 """`output_kind` of a stream, and of one answer."""
 MAX_BIAS = 100.0
+
+NEUTRAL_FIELDS = {
+    "model", "messages", "tools", "tool_choice", "reasoning_effort", "documents", "add_generation_prompt",
+    "continue_final_message", "add_special_tokens", "chat_template", "chat_template_kwargs", "stream", "stream_options",
+    "truncate_prompt_tokens", "truncation_side", "return_token_offsets", "cache_salt", "priority", "max_tokens",
+    "max_completion_tokens", "use_beam_search",
+}  # fmt: skip
+"""Fields that change no parameter but `output_kind` and `max_tokens`."""
+SAMPLING_FIELDS = frozenset(ChatCompletion.model_fields.keys() | TextCompletion.model_fields.keys()) - NEUTRAL_FIELDS
+"""All other fields that are read."""
 
 _DEFAULTS = {
     "presence_penalty": 0.0,
@@ -37,6 +48,21 @@ def sampling_params(form: Generation, defaults: Mapping[str, Any]) -> dict[str, 
 
     `defaults` are the model's own (its generation_config.json). Raises `InvalidField`.
     """
+    _, max_tokens = form.max_output
+    if max_tokens is not None and max_tokens < 1:
+        raise invalid_field(f"max_tokens must be at least 1, got {max_tokens}.", "max_tokens", max_tokens)
+    if SAMPLING_FIELDS.isdisjoint(form.model_fields_set):
+        return _unsaid(bool(form.stream), tuple(defaults.items()))
+    return _params(form, defaults)
+
+
+@lru_cache(maxsize=64)
+def _unsaid(stream: bool, defaults: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+    """The parameters of a request that says nothing about them. Never changed by who gets them."""
+    return _params(Generation(stream=stream), dict(defaults))
+
+
+def _params(form: Generation, defaults: Mapping[str, Any]) -> dict[str, Any]:
     main = {name: _first(getattr(form, name), defaults.get(name), default) for name, default in _DEFAULTS.items()}
     n = _first(form.n, 1)
     _check_main(main, n)
@@ -129,8 +155,6 @@ def _check_main(main: Mapping[str, Any], n: int) -> None:
 
 def _check_rest(form: Generation) -> None:
     _, max_tokens = form.max_output
-    if max_tokens is not None and max_tokens < 1:
-        raise invalid_field(f"max_tokens must be at least 1, got {max_tokens}.", "max_tokens", max_tokens)
     if form.min_tokens < 0:
         raise InvalidField(f"min_tokens must be greater than or equal to 0, got {form.min_tokens}.", "min_tokens")
     if max_tokens is not None and form.min_tokens > max_tokens:
