@@ -320,7 +320,7 @@ struct Stretch {
 
     // The lowest order among this lane's positions.
     __device__ __forceinline__ Lowest lowest(const Shared& sh) const {
-        constexpr u32 IN_FLIGHT = 8;  // loads that do not wait for each other
+        constexpr u32 IN_FLIGHT = 4;  // loads that do not wait for each other
         Lowest result = {NO_RULE, FULL, false};
         for (u32 first = begin + lane_id(); first < end; first += 32 * IN_FLIGHT) {
             u32 orders[IN_FLIGHT];
@@ -338,28 +338,10 @@ struct Stretch {
     __device__ __forceinline__ bool is_mine(u32 position) const { return ((position - begin) & 31u) == lane_id(); }
 };
 
-// The symbols around a pair: before it (FULL: none), its second one, and behind it (the end: none).
-struct Neighbours {
-    u32 before, partner, behind;
-};
-
-// Three words are loaded at once; only what lies further away is searched for.
-__device__ __forceinline__ Neighbours neighbours_of(const Shared& sh, const Stretch& s, u32 place) {
-    const u32 word = place >> 5, here = sh.token[word], below = sh.token[word - 1];
-    const u32 above = word + 1 < ARENA_WORDS ? sh.token[word + 1] : 0;
-    const u64 later = (static_cast<u64>(above) << 32 | here) >> (place & 31u) >> 1, latest = later & (later - 1);
-    const u64 earlier = static_cast<u64>(here & bits_below(place & 31u)) << 32 | below;
-    Neighbours near = {FULL, 0, 0};
-    near.partner = later ? place + first_of(later) + 1 : next_alive(sh, place, s.end);
-    near.behind = latest ? min(s.end, place + first_of(latest) + 1) : next_alive(sh, near.partner, s.end);
-    if (place > s.begin) near.before = earlier ? word * 32 - 32 + last_of(earlier) : previous_alive(sh, place, s.begin);
-    return near;
-}
-
 // Merges one place of a rule, the leftmost. The first lane finds the order of the product's pair, the second one that of the pair before.
 __device__ __forceinline__ void merge_place(Shared& sh, const Tables& t, const Stretch& s, u32 place, Lowest& own) {
-    const Neighbours near = neighbours_of(sh, s, place);
-    const u32 partner = near.partner, behind = near.behind, before = near.before, product = product_at(sh, place);
+    u32 partner = next_alive(sh, place, s.end), product = product_at(sh, place);
+    u32 behind = next_alive(sh, partner, s.end), before = previous_alive(sh, place, s.begin);
     const bool is_first = lane_id() == 0, wanted = is_first ? behind < s.end : lane_id() == 1 && before != FULL;
     u32 neighbour = wanted ? sh.symbol[is_first ? behind : before] : 0;
     __syncwarp();  // all lanes have read what the first two write now

@@ -23,6 +23,7 @@ import tokenizers
 from gpu_core.encoder import Encoder, load
 from gpu_core.layout import FLAG_IDS
 from gpu_core.options import GpuOptions
+from gpu_core.record import source_digest
 from gpu_core.transfer import FAR, NEAR
 from tests.gpu_core.decode_checks import wrong_texts
 from tests.gpu_core.device_data import DeviceData, Ids, Reference, plain_literals, spliced, windows
@@ -229,6 +230,7 @@ def main() -> int:
     arguments = parser.parse_args()
     data = DeviceData(arguments.data)
     families = arguments.families.split(",") if arguments.families else data.families()
+    sources = source_digest()
     counts: dict[str, int] = {}
     needs_cpu: dict[str, int] = {}
     wrong: list[str] = []
@@ -243,7 +245,7 @@ def main() -> int:
         print("WRONG", line)
     if arguments.output:
         arguments.output.write_text(
-            json.dumps({"counts": counts, "needs_cpu": needs_cpu, "wrong": wrong, "device": device})
+            json.dumps({"sources": sources, "counts": counts, "needs_cpu": needs_cpu, "wrong": wrong, "device": device})
         )
     print(f"{sum(counts.values())} documents equal or compared, {len(wrong)} wrong")
     return 1 if wrong or not counts else 0

@@ -1,6 +1,6 @@
 """Puts the results of one verification together into the committed record: see `gpu_core.record`.
 
-python -m tests.gpu_core.device_record FOLDER      with checks.json, timings.json, memcheck.log, racecheck.log
+python -m tests.gpu_core.device_record FOLDER      with checks.json, memcheck.log, racecheck.log, timings.json if timed
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from gpu_core.record import RECORD, Record, source_digest, write_record
+from gpu_core.record import RECORD, Record, write_record
 
 TOOLS = ("memcheck", "racecheck")
 
@@ -38,10 +38,11 @@ def make_record(folder: Path, date: str) -> Record:
         if found is None:
             raise ValueError(f"{tool} is not clean: see {tool}.log")
         sanitizer[tool] = found
-    timings = json.loads((folder / "timings.json").read_text())
+    path = folder / "timings.json"
+    timings = json.loads(path.read_text()) if path.is_file() else {}
     rows = [{"part": part} | row for part, part_rows in timings.items() for row in part_rows]
     rounded = [{k: round(v, 1) if isinstance(v, float) else v for k, v in row.items()} for row in rows]
-    return Record(source_digest(), date, checks["device"], checks["counts"], sanitizer, rounded)
+    return Record(checks["sources"], date, checks["device"], checks["counts"], sanitizer, rounded)
 
 
 def main() -> int:

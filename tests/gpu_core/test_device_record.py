@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_core.record import is_current
+from gpu_core.record import is_current, source_digest
 from tests.gpu_core.device_record import make_record, summary
 
 MEMCHECK = "========= COMPUTE-SANITIZER\n720 documents equal\n========= ERROR SUMMARY: 0 errors\n"
@@ -14,7 +14,13 @@ RACECHECK = "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warni
 
 def results(folder: Path, **changes: str) -> Path:
     """A folder of a verification that went well, but for the changes."""
-    checks = {"counts": {"gpt2: books": 9}, "needs_cpu": {}, "wrong": [], "device": {"device": "a device"}}
+    checks = {
+        "sources": source_digest(),
+        "counts": {"gpt2: books": 9},
+        "needs_cpu": {},
+        "wrong": [],
+        "device": {"device": "a device"},
+    }
     files = {
         "checks.json": json.dumps(checks),
         "timings.json": json.dumps({"calls": [{"input": "books", "call_us": 12.345}]}),
@@ -33,6 +39,14 @@ def test_a_good_verification(tmp_path: Path) -> None:
     assert record.checks == {"gpt2: books": 9}
     assert record.sanitizer["memcheck"] == "0 errors"
     assert record.timings == [{"part": "calls", "input": "books", "call_us": 12.3}]
+
+
+def test_sources_that_changed_since(tmp_path: Path) -> None:
+    """The record is about the sources that were on the device, whatever lies here by now."""
+    folder = results(tmp_path)
+    checks = json.loads((folder / "checks.json").read_text())
+    (folder / "checks.json").write_text(json.dumps(checks | {"sources": "of another day"}))
+    assert not is_current(make_record(folder, "2026-01-02"))
 
 
 @pytest.mark.parametrize(
