@@ -1,4 +1,4 @@
-"""The GPU through CuPy: memory, kernels, capture and replay. The only file that imports CuPy.
+"""The GPU through CuPy: memory, kernels, capture and replay.
 
     capture   encode        once for each transfer; twice if text is fetched, because two replays take turns
     replay    header into pinned memory, launch; the last block writes the epoch to a completion word in pinned memory
@@ -16,6 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_core.arena import arrange
+from gpu_core.cuda import (
+    Launch,
+    address_of,
+    compile_kernels,
+    cupy,
+    device_address,
+    driver,
+    host_bytes,
+    launch_of,
+    runtime,
+    stream_status,
+    upload,
+)
 from gpu_core.decode_context import DecodeMemory
 from gpu_core.decode_layout import DECODE_KERNEL, DecodeArena
 from gpu_core.decode_tables import DecodeTables
@@ -31,29 +44,18 @@ from gpu_core.layout import (
     HEADER,
     KERNELS,
     MAX_FETCHERS,
-    kernel_directory,
     n_tiles,
 )
 from gpu_core.options import GpuOptions
-from gpu_core.record import source_digest
 from gpu_core.tables import Tables
 from gpu_core.transfer import FAR_RESIDENT, TRANSFERS, Transfer, choose
-
-try:
-    import cupy
-    from cupy.cuda import driver, runtime
-except ImportError:
-    cupy = driver = runtime = None
 
 FIRST_BYTES = 256 << 10
 """Blocks of contexts up to this size are scheduled before those of larger ones that wait for a multiprocessor."""
 _INPUTS = ("header", "document_starts", "text")
 _RESULTS = ("ids", "token_starts", "document_tokens")
-_NOT_READY, _OUT_OF_MEMORY = 600, 2
+_OUT_OF_MEMORY = 2
 _REGISTER_MAPPED = 2
-
-Launch = tuple[int, int, int, Any, Any]
-"""Kernel address, blocks, threads, array of parameter addresses, and what these point to."""
 
 
 class CudaGpu:
@@ -84,13 +86,13 @@ class CudaGpu:
     def register(self, memory: memoryview) -> None:
         """See `Gpu.register`."""
         try:
-            runtime.hostRegister(_address_of(memory), len(memory), _REGISTER_MAPPED)
+            runtime.hostRegister(address_of(memory), len(memory), _REGISTER_MAPPED)
         except runtime.CUDARuntimeError as error:
             raise OutOfDeviceMemory(f"memory cannot be pinned: {error}") from None
 
     def unregister(self, memory: memoryview) -> None:
         """See `Gpu.unregister`."""
-        runtime.hostUnregister(_address_of(memory))
+        runtime.hostUnregister(address_of(memory))
 
     def device(self, key: str, tables: Tables, options: GpuOptions) -> CudaDevice:
         """See `Gpu.device`."""
@@ -107,10 +109,10 @@ class CudaDevice:
         """Raises `DeviceUnavailable` with the reason."""
         self.name = CudaGpu(options.device).name
         self.options = options
-        self._memory = _upload(tables.arrays)
+        self._memory = upload(tables.arrays)
         self.tables = tables.struct({name: memory.ptr for name, memory in self._memory.items()})
         self.tile = tables.tile
-        self.kernels, self._modules = _compile(tables.defines, ("encode",))
+        self.kernels, self._modules = compile_kernels(tables.defines, ("encode",))
 
     @property
     def description(self) -> dict[str, str]:
@@ -129,9 +131,9 @@ class CudaDevice:
 
     def decode_memories(self, tables: DecodeTables, arena: DecodeArena, n_contexts: int) -> list[DecodeMemory]:
         """See `DecodeDevice.decode_memories`."""
-        kernels, modules = _compile({}, (DECODE_KERNEL.name,))
+        kernels, modules = compile_kernels({}, (DECODE_KERNEL.name,))
         try:
-            entries = _upload({"pieces": tables.pieces, "pool": tables.pool})
+            entries = upload({"pieces": tables.pieces, "pool": tables.pool})
             struct = tables.struct({name: memory.ptr for name, memory in entries.items()})
             kernel = kernels[DECODE_KERNEL.name]
             return [CudaDecodeMemory(kernel, struct, arena, (entries, modules)) for _ in range(n_contexts)]
@@ -152,8 +154,8 @@ class CudaContext:
         self._device_memory = cupy.cuda.Memory(arena.device.n_bytes)
         own = cupy.cuda.PinnedMemory(arena.pinned.n_bytes) if pinned is None else None
         self._pinned_memory = pinned if own is None else own
-        self._host = _address_of(pinned) if own is None else int(own.ptr)
-        self._base = {"pinned": _device_address(self._host), "device": int(self._device_memory.ptr)}
+        self._host = address_of(pinned) if own is None else int(own.ptr)
+        self._base = {"pinned": device_address(self._host), "device": int(self._device_memory.ptr)}
         runtime.memsetAsync(self._base["device"], 0, arena.device.n_bytes, self._stream)
         ctypes.memset(self._host, 0, arena.pinned.n_bytes)
         self.text = self._pinned_bytes("text", size.capacity).data
@@ -237,7 +239,7 @@ class CudaContext:
 
     def alive(self) -> None:
         """See `ExecutionContext.alive`."""
-        status = _stream_status(self._stream)
+        status = stream_status(self._stream)
         if status == 0 and not self.poll(1):
             raise DeviceFault("a replay ended without a result")
 
@@ -285,7 +287,7 @@ class CudaContext:
             self._device.kernels["encode"],
             int(batch["n_fetchers"]) + n_tiles(self.size.capacity, self._device.tile),
         )
-        return _launch_of(kernel, blocks, KERNELS[0].threads, self._device.tables, batch)
+        return launch_of(kernel, blocks, KERNELS[0].threads, self._device.tables, batch)
 
     def _run(self, launch: Launch) -> None:
         kernel, blocks, threads, parameters, _structs = launch
@@ -315,7 +317,7 @@ class CudaContext:
         return block.address(self._base[where], name)
 
     def _pinned_bytes(self, name: str, n_bytes: int) -> NDArray[np.uint8]:
-        return _host_bytes(self._arena.pinned.address(self._host, name), n_bytes, self._pinned_memory)
+        return host_bytes(self._arena.pinned.address(self._host, name), n_bytes, self._pinned_memory)
 
     def _pinned_words(self, name: str) -> NDArray[np.uint32]:
         length = self._arena.lengths[name]
@@ -332,10 +334,10 @@ class CudaDecodeMemory:
         self._device_memory = cupy.cuda.Memory(arena.device.n_bytes)
         self._pinned_memory = cupy.cuda.PinnedMemory(arena.pinned.n_bytes)
         self._host = int(self._pinned_memory.ptr)
-        self.pinned_address, self.device_address = _device_address(self._host), int(self._device_memory.ptr)
+        self.pinned_address, self.device_address = device_address(self._host), int(self._device_memory.ptr)
         runtime.memsetAsync(self.device_address, 0, arena.device.n_bytes, self._stream.ptr)
         ctypes.memset(self._host, 0, arena.pinned.n_bytes)
-        self.pinned = _host_bytes(self._host, arena.pinned.n_bytes, self._pinned_memory)
+        self.pinned = host_bytes(self._host, arena.pinned.n_bytes, self._pinned_memory)
         self._launches: dict[tuple[int, int], Launch] = {}
         self.synchronize()
 
@@ -344,7 +346,7 @@ class CudaDecodeMemory:
         # A context launches with the same few structs again and again.
         known = self._launches.get((id(batch), id(job)))
         if known is None:
-            known = _launch_of(self._kernel, 1, DECODE_KERNEL.threads, self._tables, batch, job)
+            known = launch_of(self._kernel, 1, DECODE_KERNEL.threads, self._tables, batch, job)
             self._launches[id(batch), id(job)] = known
         kernel, _blocks, threads, parameters, _structs = known
         try:
@@ -364,7 +366,7 @@ class CudaDecodeMemory:
 
     def alive(self) -> None:
         """See `DecodeMemory.alive`."""
-        _stream_status(self._stream.ptr)
+        stream_status(self._stream.ptr)
 
     def synchronize(self) -> None:
         """See `DecodeMemory.synchronize`."""
@@ -372,66 +374,3 @@ class CudaDecodeMemory:
             self._stream.synchronize()
         except runtime.CUDARuntimeError as error:
             raise DeviceFault(str(error)) from None
-
-
-def _stream_status(stream: int) -> int:
-    """Of what was launched: 0 = it is over. Raises `DeviceFault` when it failed."""
-    try:
-        status = int(runtime.streamQuery(stream))
-    except runtime.CUDARuntimeError as error:
-        raise DeviceFault(str(error)) from None
-    if status not in {0, _NOT_READY}:
-        raise DeviceFault(f"CUDA error {status}")
-    return status
-
-
-def _upload(arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
-    """Device memory with the content of each array that has any."""
-    uploaded: dict[str, Any] = {}
-    for name, array in arrays.items():
-        if array.size:
-            source = np.ascontiguousarray(array)
-            uploaded[name] = memory = cupy.cuda.Memory(source.nbytes)
-            runtime.memcpy(memory.ptr, source.ctypes.data, source.nbytes, runtime.memcpyHostToDevice)
-    return uploaded
-
-
-def _host_bytes(address: int, n_bytes: int, owner: object) -> NDArray[np.uint8]:
-    """Memory of the host as an array that keeps its owner."""
-    array = (ctypes.c_uint8 * n_bytes).from_address(address)
-    array._owner = owner  # type: ignore[attr-defined]
-    return np.frombuffer(memoryview(array), dtype=np.uint8)
-
-
-def _address_of(memory: Any) -> int:
-    """Where a writable buffer lies in this process."""
-    return ctypes.addressof(ctypes.c_uint8.from_buffer(memory))
-
-
-def _device_address(host: int) -> int:
-    """Of pinned memory: the same nearly everywhere, but that is the driver's to say."""
-    return int(runtime.pointerGetAttributes(host).devicePointer)
-
-
-def _launch_of(kernel: int, blocks: int, threads: int, *structs: NDArray[Any]) -> Launch:
-    addresses = (ctypes.c_void_p * len(structs))(*(value.ctypes.data for value in structs))
-    return kernel, blocks, threads, addresses, structs
-
-
-def _compile(defines: dict[str, int], names: tuple[str, ...]) -> tuple[dict[str, int], list[Any]]:
-    """Addresses of the kernels by name, and what keeps them loaded. Raises `DeviceUnavailable` if it cannot be."""
-    # CuPy keeps compiled modules by source and options, and does not look into included files.
-    digest = source_digest()[:16]
-    flags = ("-std=c++17", f"-I{kernel_directory()}", f"-DSIDETOK_SOURCES=0x{digest}ull", "-lineinfo")
-    options = (*flags, *(f"-D{name}={value}" for name, value in sorted(defines.items())))
-    found: dict[str, int] = {}
-    loaded: list[Any] = []
-    for name in names:
-        module = cupy.RawModule(code=(kernel_directory() / f"{name}.cu").read_text(), options=options)
-        try:
-            kernel = module.get_function(name)
-            found[name] = kernel.kernel.ptr
-        except cupy.cuda.compiler.CompileException as error:
-            raise DeviceUnavailable(f"the kernels do not compile on this device: {error}") from None
-        loaded.append((module, kernel))
-    return found, loaded

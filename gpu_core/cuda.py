@@ -1,0 +1,104 @@
+"""CUDA through CuPy, in small pieces: memory, launches, compiled kernels. The only file that imports CuPy."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpu_core.errors import DeviceFault, DeviceUnavailable
+from gpu_core.layout import kernel_directory
+from gpu_core.record import source_digest
+
+try:
+    import cupy
+    from cupy.cuda import driver, runtime
+except ImportError:
+    cupy = driver = runtime = None
+
+__all__ = [
+    "NOT_READY",
+    "Launch",
+    "address_of",
+    "compile_kernels",
+    "cupy",
+    "device_address",
+    "driver",
+    "host_bytes",
+    "launch_of",
+    "runtime",
+    "stream_status",
+    "upload",
+]
+
+NOT_READY = 600
+"""Status of a stream on which something runs."""
+
+Launch = tuple[int, int, int, Any, Any]
+"""Kernel address, blocks, threads, array of parameter addresses, and what these point to."""
+
+
+def stream_status(stream: int) -> int:
+    """Of what was launched: 0 = it is over. Raises `DeviceFault` when it failed."""
+    try:
+        status = int(runtime.streamQuery(stream))
+    except runtime.CUDARuntimeError as error:
+        raise DeviceFault(str(error)) from None
+    if status not in {0, NOT_READY}:
+        raise DeviceFault(f"CUDA error {status}")
+    return status
+
+
+def upload(arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
+    """Device memory with the content of each array that has any."""
+    uploaded: dict[str, Any] = {}
+    for name, array in arrays.items():
+        if array.size:
+            source = np.ascontiguousarray(array)
+            uploaded[name] = memory = cupy.cuda.Memory(source.nbytes)
+            runtime.memcpy(memory.ptr, source.ctypes.data, source.nbytes, runtime.memcpyHostToDevice)
+    return uploaded
+
+
+def host_bytes(address: int, n_bytes: int, owner: object) -> NDArray[np.uint8]:
+    """Memory of the host as an array that keeps its owner."""
+    array = (ctypes.c_uint8 * n_bytes).from_address(address)
+    array._owner = owner  # type: ignore[attr-defined]
+    return np.frombuffer(memoryview(array), dtype=np.uint8)
+
+
+def address_of(memory: Any) -> int:
+    """Where a writable buffer lies in this process."""
+    return ctypes.addressof(ctypes.c_uint8.from_buffer(memory))
+
+
+def device_address(host: int) -> int:
+    """Of pinned memory: the same nearly everywhere, but that is the driver's to say."""
+    return int(runtime.pointerGetAttributes(host).devicePointer)
+
+
+def launch_of(kernel: int, blocks: int, threads: int, *structs: NDArray[Any]) -> Launch:
+    """A launch with parameters passed by value."""
+    addresses = (ctypes.c_void_p * len(structs))(*(value.ctypes.data for value in structs))
+    return kernel, blocks, threads, addresses, structs
+
+
+def compile_kernels(defines: dict[str, int], names: tuple[str, ...]) -> tuple[dict[str, int], list[Any]]:
+    """Addresses of the kernels by name, and what keeps them loaded. Raises `DeviceUnavailable` if it cannot be."""
+    # CuPy keeps compiled modules by source and options, and does not look into included files.
+    digest = source_digest()[:16]
+    flags = ("-std=c++17", f"-I{kernel_directory()}", f"-DSIDETOK_SOURCES=0x{digest}ull", "-lineinfo")
+    options = (*flags, *(f"-D{name}={value}" for name, value in sorted(defines.items())))
+    found: dict[str, int] = {}
+    loaded: list[Any] = []
+    for name in names:
+        module = cupy.RawModule(code=(kernel_directory() / f"{name}.cu").read_text(), options=options)
+        try:
+            kernel = module.get_function(name)
+            found[name] = kernel.kernel.ptr
+        except cupy.cuda.compiler.CompileException as error:
+            raise DeviceUnavailable(f"the kernels do not compile on this device: {error}") from None
+        loaded.append((module, kernel))
+    return found, loaded
