@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from dispatcher.errors import DeadlineExceeded
+from dispatcher.work_queue import ROUND_BYTES
 from tests.fakes import LIMIT_S, FakeJob, Gate, Panic
 from tests.rig import LONG, Rig
 
@@ -120,16 +121,17 @@ def test_cancelling_a_job_that_waits(lone: Rig) -> None:
 
 
 def test_cancelling_a_job_that_runs(lone: Rig) -> None:
-    """A running batch costs at most one more document; the slot comes back when the worker lets go."""
-    gate = lone.tokenizer.gate("one")
-    job = lone.submit("one", "two", "three", body_bytes=LONG)
+    """A running batch costs at most what is encoded at once; the slot comes back when the worker lets go."""
+    one = "1" * ROUND_BYTES
+    gate = lone.tokenizer.gate(one)
+    job = lone.submit(one, "two", "three", body_bytes=LONG)
     gate.wait_entered()
     lone.dispatcher.cancel(job)
     assert lone.dispatcher.admission.n_requests == 1
     gate.open()
     lone.settle()
     assert not job.ended
-    assert lone.tokenizer.seen == ["one"]
+    assert lone.tokenizer.seen == [one]
 
 
 @pytest.mark.parametrize("end", ["finish", "sweep", "cancel"])

@@ -17,7 +17,7 @@ from dispatcher.options import DispatcherOptions
 from dispatcher.request import EncodedDocument, EncodeOptions
 from dispatcher.router import NoGpus, Router
 from dispatcher.shadow import ShadowCheck
-from dispatcher.work_queue import WorkQueue
+from dispatcher.work_queue import ROUND_BYTES, WorkQueue
 from dispatcher.worker import Worker
 from tests.fakes import LIMIT_S, FakeJob, FakeTokenizer, Panic
 
@@ -116,17 +116,29 @@ def test_jobs_that_somebody_else_took_are_left_alone(bench: Bench) -> None:
     assert bench.tokenizer.seen == ["a", "c"]
 
 
-def test_a_long_batch_is_left_between_documents(bench: Bench) -> None:
-    """A long batch is encoded one by one, and stops when nobody wants it any more."""
-    gate = bench.tokenizer.gate("a")
-    job = bench.job("a", "b", "c", n_bytes=1 << 20)
+def test_a_long_batch_is_left_between_parts(bench: Bench) -> None:
+    """A long batch is encoded a little at a time, and stops when nobody wants it any more."""
+    first = "a" * ROUND_BYTES
+    gate = bench.tokenizer.gate(first)
+    job = bench.job(first, "b", "c", n_bytes=1 << 20)
     bench.queue.put([job])
     gate.wait_entered()
     job.abandoned = True
     gate.open()
     assert bench.handed_over.get(timeout=LIMIT_S) == [job]
-    assert bench.tokenizer.seen == ["a"]
+    assert bench.tokenizer.seen == [first]
     assert type(job.error).__name__ == "Cancelled"
+
+
+def test_documents_of_a_long_batch_share_calls(bench: Bench) -> None:
+    """As many as a round may hold go together, in order; a larger one goes alone."""
+    tokenizer = CountedTokenizer()
+    half, huge = "h" * (ROUND_BYTES // 2), "x" * (2 * ROUND_BYTES)
+    job = bench.job("a", half, half, "b", huge, "c", "d", tokenizer=tokenizer, n_bytes=1 << 20)
+    bench.round(job)
+    assert tokenizer.calls == [["a", half], [half, "b"], [huge], ["c", "d"]]
+    assert job.answer is not None
+    assert len(job.answer) == 7
 
 
 def test_cpu_time_is_shared_by_model(bench: Bench) -> None:
