@@ -1,4 +1,4 @@
-"""Latency and host CPU against offered rate, from the rows of `tests.benchmarks.dispatch`. Needs matplotlib.
+"""Latency and host CPU against offered rate, from the rows of `tests.benchmarks.dispatch`; matplotlib is in the extra `loadtest`.
 
 python -m tests.benchmarks.dispatch_plot ROWS.json dispatch.svg [dispatch.png ...]
 """
