@@ -1,6 +1,8 @@
-"""Latency and host CPU against offered rate, from the rows of `tests.benchmarks.dispatch`; matplotlib is in the extra `loadtest`.
+"""Latency and host CPU against offered rate, from the rows of `tests.benchmarks.dispatch`.
 
-python -m tests.benchmarks.dispatch_plot ROWS.json dispatch.svg [dispatch.png ...]
+    python -m tests.benchmarks.dispatch_plot ROWS.json dispatch.svg [dispatch.png ...]
+
+Needs matplotlib (extra `loadtest`).
 """
 
 from __future__ import annotations
