@@ -16,7 +16,9 @@ from typing import Any
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from service.errors import ChatTemplateError
@@ -34,6 +36,8 @@ TICKS = 256
 Clock = Callable[[], int]
 """CPU time of the calling thread in ns."""
 
+_SIZED = (str, list, tuple)
+_DICT_ATTRIBUTES = frozenset(dir(dict))
 _PADDING = ("center", "ljust", "rjust", "zfill", "expandtabs")
 _SIZED_FILTERS = ("center", "indent", "batch", "slice", "wordwrap", "tojson")
 
@@ -66,6 +70,18 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._budget.end_ns = self._clock() + int(MAX_CPU_S * 1e9)
         self._budget.n_left = TICKS
 
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """A member, as the base class finds it; quicker for what templates read most."""
+        kind = type(obj)
+        if kind is dict and attribute not in _DICT_ATTRIBUTES:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if (kind is Namespace or kind is LoopContext) and attribute[:1] != "_":
+            try:
+                return getattr(obj, attribute)
+            except AttributeError:
+                return self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
     def call(self, __context: Any, __obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call something for a template, within the budget."""
         self._tick()
@@ -82,7 +98,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             _check_power(left, right)
         elif operator == "%" and isinstance(left, str):
             _check_format(left)
-        return bounded(super().call_binop(context, operator, left, right))
+        return bounded(self.binop_table[operator](left, right))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """`str.format`, unless its pattern has a huge width."""
@@ -163,7 +179,7 @@ class _GenerationBlock(Extension):
 
 def bounded(value: Any) -> Any:
     """The value, unless it is text or a list of more than `MAX_RENDERED_CHARS`."""
-    if isinstance(value, str | list | tuple) and len(value) > MAX_RENDERED_CHARS:
+    if isinstance(value, _SIZED) and len(value) > MAX_RENDERED_CHARS:
         raise _too_large()
     return value
 

@@ -85,6 +85,7 @@ class Tokenize(_LlamaEndpoint[Fields]):
         tokenizer = model.ready_tokenizer
         texts, parts = _content(form.get("content"))
         special = _flag(form, "add_special", False)
+        with_pieces = _flag(form, "with_pieces", False)
         if special and len(parts) > 1:
             raise InvalidOption("add_special needs a content that is one text.")
         if not _flag(form, "parse_special", True):
@@ -97,7 +98,8 @@ class Tokenize(_LlamaEndpoint[Fields]):
             n_bytes,
             route=route_of(head),
             parts=parts,
-            with_pieces=_flag(form, "with_pieces", False),
+            with_pieces=with_pieces,
+            is_slow_to_write=with_pieces,
         )
 
     def write(self, head: Head, request: Request, result: Result) -> Answer:

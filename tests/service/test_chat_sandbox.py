@@ -81,6 +81,16 @@ def test_what_multiplies_is_measured(source: str, monkeypatch: pytest.MonkeyPatc
         ("{% for x in [1, [2, [3]]] recursive %}{{ loop(x) if x is sequence else x }}{% endfor %}", "123"),
         ("{% for c in 'abc' | map('upper') %}{{ c }}{{ loop.nextitem or '.' }}{% endfor %}", "ABBCC."),
         ("{{ 'a' ~ 1 ~ none ~ 'b' }}{{ 2 ** 8 }}{{ 7 % 4 }}{{ '%s-%02d' % ('a', 7) }}", "a1Noneb2563a-07"),
+        (
+            "{{ {'a': 1}.a }}{{ {'b': 2}.a is defined }}{{ {'items': 3}.items is callable }}{{ {'x': none}.x }}",
+            "1FalseTrueNone",
+        ),
+        ("{% set ns = namespace(a=1) %}{{ ns.a }}{{ ns.b is defined }}{{ ns.__class__ is defined }}", "1FalseFalse"),
+        (
+            "{% for i in 'ab' %}{{ loop.index }}{{ loop.none is defined }}{{ loop.cycle('x', 'y') }}{% endfor %}",
+            "1Falsex2Falsey",
+        ),
+        ("{{ {}.__class__ is defined }}{{ messages.append is defined }}{{ 'a'.upper() }}", "FalseFalseA"),
         ("{{ 'abcab' | replace('ab', 'x') }}{{ 'aaa'.replace('a', 'bb', 1) }}{{ 'a' | center(3) }}.", "xcxbbaa a ."),
         ("{{ '{}-{:>3}'.format(1, 2) }}{{ [1, 2] + [3] }}{{ 'x' * 3 }}", "1-  2[1, 2, 3]xxx"),
     ],
