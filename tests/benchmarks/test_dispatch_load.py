@@ -113,7 +113,7 @@ def test_a_run_counts_every_document_and_finds_faults() -> None:
 def test_generator_offers_what_is_due_and_nothing_early() -> None:
     """Documents that are due together go in one group; none is handed over before its time."""
     reference = Reference(tokenizer_json("byte_bpe"))
-    due = np.repeat(np.array([0, 30_000_000], dtype=np.int64), 50)
+    due = np.repeat(np.array([0, 250_000_000], dtype=np.int64), 50)
     record = Record(100, n_samples=0)
     generator = Generator(Echo(reference), due, [b"x"] * 100, record, None)
     generator.start()
