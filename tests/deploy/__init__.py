@@ -1,0 +1,1 @@
+"""What is in deploy/, run and checked by the tools that will read it."""
