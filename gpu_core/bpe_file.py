@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +61,22 @@ def read_bpe_model(data: bytes) -> BpeModel:
         raise UnsupportedTokenizer(f"the vocabulary lacks {len(missing)} of the 256 single bytes")
     byte_ids = np.array([entries[bytes([byte])] for byte in range(256)], dtype=np.uint32)
     return BpeModel(entries, byte_ids, read_rules(model["merges"], vocab), bool(model.get("ignore_merges")))
+
+
+def read_entry_lengths(data: bytes, n_ids: int) -> NDArray[np.int32]:
+    """Bytes of each entry by id, shape (n_ids,); 0 where no text can spell one. Much faster than `read_bpe_model`.
+
+    Raises `UnsupportedTokenizer` when a byte has no entry.
+    """
+    vocab: dict[str, int] = json.loads(data)["model"]["vocab"]
+    alphabet = byte_alphabet()
+    missing = alphabet.keys() - vocab.keys()
+    if missing:
+        raise UnsupportedTokenizer(f"the vocabulary lacks {len(missing)} of the 256 single bytes")
+    spells = re.compile("[" + re.escape("".join(alphabet)) + "]*").fullmatch
+    lengths = np.zeros(n_ids, dtype=np.int32)
+    lengths[list(vocab.values())] = [len(content) if spells(content) else 0 for content in vocab]
+    return lengths
 
 
 def read_rules(merges: list[Any], vocab: dict[str, int]) -> Rules:

@@ -8,12 +8,11 @@ The ids are those of the engine for the whole document, see `gpu_core.long_runs`
 from __future__ import annotations
 
 import re
-from functools import cached_property
 
 import numpy as np
 
 from dispatcher.engines.engine import CpuEngine
-from gpu_core.bpe_file import read_bpe_model
+from gpu_core.bpe_file import read_entry_lengths
 from gpu_core.errors import UnsupportedTokenizer
 from gpu_core.long_runs import OVERLAP, LongRuns, NoSeam, Pieces, can_be_cut, with_added_tokens
 from gpu_core.spec import TokenizerSpec
@@ -32,7 +31,9 @@ class PiecewiseEngine:
         self.name, self.version, self.guard_digest = engine.name, engine.version, engine.guard_digest
         self.guard = engine.guard
         self._encode, self._encode_many = engine.encode, engine.encode_many
-        self._spec, self._data = spec, data if can_be_cut(spec) else b""
+        self._spec = spec
+        # Made at load: the first document that needs it would wait for the file to be read.
+        self._long_runs = _long_runs(spec, data)
 
     def encode(self, document: str) -> bytes:
         """See `CpuEngine`."""
@@ -74,21 +75,18 @@ class PiecewiseEngine:
         ids, _starts = long_runs.join(pieces, np.frombuffer(b"".join(rows), np.uint32), counts)
         return ids.tobytes()
 
-    @cached_property
-    def _long_runs(self) -> list[LongRuns]:
-        """Made when first needed, which is seldom; none for a tokenizer without pre-tokens."""
-        spec = self._spec
-        if not can_be_cut(spec) or spec.normalizers not in {(), ("NFC",)}:
-            return []
-        lengths = np.zeros(spec.max_id + 1, dtype=np.int32)
-        try:
-            entries = read_bpe_model(self._data).entries
-        except UnsupportedTokenizer:
-            return []
-        lengths[list(entries.values())] = [len(entry) for entry in entries]
-        lengths = with_added_tokens(spec, lengths)
-        made = [LongRuns(spec, lengths, overlap, SAMPLE_EVERY) for overlap in (NARROW, OVERLAP)]
-        return [long_runs for long_runs in made if long_runs.is_exact]
+
+def _long_runs(spec: TokenizerSpec, data: bytes) -> list[LongRuns]:
+    """One for each overlap; none for a tokenizer whose pre-tokens cannot be cut."""
+    if not can_be_cut(spec) or spec.normalizers not in {(), ("NFC",)}:
+        return []
+    try:
+        lengths = read_entry_lengths(data, spec.max_id + 1)
+    except UnsupportedTokenizer:
+        return []
+    lengths = with_added_tokens(spec, lengths)
+    made = [LongRuns(spec, lengths, overlap, SAMPLE_EVERY) for overlap in (NARROW, OVERLAP)]
+    return [long_runs for long_runs in made if long_runs.is_exact]
 
 
 def _may_have_long_run(document: str) -> bool:
