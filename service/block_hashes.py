@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -126,9 +127,9 @@ def _vllm(ids: bytes, options: HashOptions, _model: str) -> BlockHashes:
     lora = [options.lora_name] if options.lora_name is not None else []
     first = [options.cache_salt] if options.cache_salt is not None else []
     found: list[str] = []
-    for block in _blocks(ids, options.block_size):
+    for block in _cbor_blocks(ids, options.block_size):
         extra = _cbor_extra([*lora, *(first if not found else [])])
-        parent = hashlib.sha256(b"".join([b"\x83", _cbor_head(2, 32), parent, _cbor_ids(block), extra])).digest()
+        parent = hashlib.sha256(b"".join([b"\x83", _cbor_head(2, 32), parent, block, extra])).digest()
         found.append(parent.hex())
     return BlockHashes(found, None, len(ids) // 4)
 
@@ -137,8 +138,8 @@ def _llm_d(ids: bytes, options: HashOptions, model: str) -> BlockHashes:
     root = _fnv(options.seed.encode() if options.seed is not None else b"")
     parent = _fnv(b"".join([b"\x83", _cbor_head(0, root), b"\xf6", _cbor_text(model)]))
     found: list[int] = []
-    for block in _blocks(ids, options.block_size):
-        parent = _fnv(b"".join([b"\x83", _cbor_head(0, parent), _cbor_ids(block), b"\xf6"]))
+    for block in _cbor_blocks(ids, options.block_size):
+        parent = _fnv(b"".join([b"\x83", _cbor_head(0, parent), block, b"\xf6"]))
         found.append(_signed(parent))
     return BlockHashes(found, None, len(ids) // 4)
 
@@ -167,9 +168,26 @@ def _cbor_head(major: int, value: int) -> bytes:
     return bytes([major << 5 | 27]) + value.to_bytes(8, "big")
 
 
-def _cbor_ids(block: memoryview) -> bytes:
-    ids = np.frombuffer(block, "<u4").tolist()
-    return b"".join([_cbor_head(4, len(ids)), *[_cbor_head(0, i) for i in ids]])
+def _cbor_blocks(ids: bytes, block_size: int) -> Iterator[bytes]:
+    """Each full block as an array in canonical CBOR: ids of 1, 2, 3 or 5 bytes, in the shortest form."""
+    n_ids = len(ids) // (4 * block_size) * block_size
+    values = np.frombuffer(ids, "<u4", n_ids)
+    if not n_ids:
+        return
+    widths = 1 + (values >= 24) + (values >= 1 << 8) + 2 * (values >= 1 << 16)
+    ends = np.cumsum(widths)
+    starts = ends - widths
+    written = np.empty(ends[-1], np.uint8)
+    written[starts] = np.where(values < 24, values, 24 + (values >= 1 << 8) + (values >= 1 << 16))
+    digits = values.astype(">u4").view(np.uint8).reshape(-1, 4)
+    for width in (2, 3, 5):
+        chosen = widths == width
+        for place in range(1, width):
+            written[starts[chosen] + place] = digits[chosen, 5 - width + place - 1]
+    head, data = _cbor_head(4, block_size), written.tobytes()
+    bounds = [0, *ends[block_size - 1 :: block_size].tolist()]
+    for start, end in pairwise(bounds):
+        yield head + data[start:end]
 
 
 def _cbor_text(text: str) -> bytes:

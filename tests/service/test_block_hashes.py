@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,29 @@ def test_vllm() -> None:
     found = block_hashes(ids, options, "m").block_hashes
     second = hashlib.sha256(b"\x83\x58\x20" + first + bytes.fromhex("83 190100 1a00010000 1affffffff 81 616c")).digest()
     assert found == [first.hex(), second.hex()]
+
+
+def cbor(value: int) -> bytes:
+    """A number in canonical CBOR, the slow way."""
+    for limit, code, size in ((24, None, 0), (1 << 8, 24, 1), (1 << 16, 25, 2), (1 << 32, 26, 4)):
+        if value < limit:
+            return bytes([value]) if code is None else bytes([code]) + value.to_bytes(size, "big")
+    raise AssertionError(value)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 23, 24, 300])
+def test_cbor_of_blocks(size: int) -> None:
+    """Ids on both sides of every limit, in blocks of every size, as one by one."""
+    edges = [0, 1, 23, 24, 25, 255, 256, 257, 65535, 65536, 65537, (1 << 32) - 1]
+    ids = random.Random(size).choices(edges, k=3 * size + size // 2)
+    found = block_hashes(np.array(ids, "<u4").tobytes(), HashOptions("vllm", size), "m").block_hashes
+    parent = hashlib.sha256(b"\x6evllm-none-hash").digest()
+    head = bytes([0x80 | size]) if size < 24 else b"\x98" + bytes([size]) if size < 256 else b"\x99\x01\x2c"
+    for i in range(3):
+        block = b"".join(map(cbor, ids[i * size : (i + 1) * size]))
+        parent = hashlib.sha256(b"\x83\x58\x20" + parent + head + block + b"\xf6").digest()
+        assert found[i] == parent.hex()
+    assert len(found) == 3
 
 
 def fnv(data: bytes) -> int:
