@@ -1,9 +1,11 @@
-"""Hashes of blocks set against Dynamo's released binary, where it is installed."""
+"""Hashes of blocks set against Dynamo's released binary and its selection service, where they are installed."""
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,3 +28,33 @@ def test_equal_to_dynamo() -> None:
         found = block_hashes(np.array(ids, "<u4").tobytes(), options, "").block_hashes
         theirs = compute_block_hash_for_seq(ids, size, lora_name=lora, cache_namespace=salt)
         assert [int(value) % (1 << 64) for value in found] == [value % (1 << 64) for value in theirs]
+
+
+def test_dynamo_selects_by_hashes() -> None:
+    """Its selection service takes our hashes in the place of ids, and knows the same blocks by them."""
+    from dynamo._core import SelectionService
+
+    ids = list(range(1, 65))
+    hashes = block_hashes(np.array(ids, "<u4").tobytes(), HashOptions("dynamo", 16), "")
+    by_hashes = {
+        "model_name": "m",
+        "block_hashes": hashes.block_hashes,
+        "sequence_hashes": hashes.sequence_hashes,
+        "isl_tokens": hashes.n_ids,
+    }
+    # Nobody listens there: the worker's events are not needed.
+    worker = {"worker_id": 1, "model_name": "m", "block_size": 16, "endpoint": "http://127.0.0.1:1"}
+
+    async def n_blocks(selector: Any, request: Any) -> Any:
+        return (await selector.select(request))["potential_decode_blocks"]
+
+    async def select() -> None:
+        selector = SelectionService(indexer_threads=1)
+        await selector.upsert_worker({**worker, "kv_events_endpoint": "tcp://127.0.0.1:9"})
+        await selector.select_and_reserve({"model_name": "m", "token_ids": ids, "selection_id": "first"})
+        assert await n_blocks(selector, {"model_name": "m", "token_ids": ids}) == 4
+        assert await n_blocks(selector, by_hashes) == 4
+        assert await n_blocks(selector, {"model_name": "m", "token_ids": ids[::-1]}) == 8
+        selector.shutdown()
+
+    asyncio.run(select())
