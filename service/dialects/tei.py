@@ -19,6 +19,7 @@ from service.dialects.body import Mistakes, error_answer, packed_ids, read_json
 from service.dialects.json_endpoint import JsonEndpoint, one_or_named
 from service.endpoint import Answer, Head
 from service.errors import BodyTooLarge, InvalidBody, InvalidField, UnsupportedMediaType, status_of
+from service.head import route_of
 
 Fields = dict[str, Any]
 
@@ -66,7 +67,7 @@ class Tokenize(_TeiEndpoint):
         if not isinstance(special, bool):
             raise InvalidField("add_special_tokens is true or false.", "add_special_tokens")
         model = one_or_named(self.registry, _name(form))
-        return EncodeRequest(model.name, model.ready_tokenizer, texts, _OPTIONS[special], n_bytes, True)
+        return EncodeRequest(model.name, model.ready_tokenizer, texts, _OPTIONS[special], n_bytes, True, route_of(head))
 
     def write(self, head: Head, request: Request, result: Result) -> Answer:
         """See `service.endpoint.Endpoint`."""

@@ -8,7 +8,9 @@ from typing import Any
 import orjson
 import pytest
 
+from service.dialects import dialect_endpoints
 from service.dialects.vllm_render import ChatRender, TextRender
+from service.options import DIALECTS
 from service.registry import Registry
 from tests.service.small_model import documents_of, head_of, registry_of, send, write_model
 
@@ -252,3 +254,23 @@ def test_what_templates_see(tmp_path: Any) -> None:
     assert documents_of(endpoint, body) == ['[{"title": "t"}]noneFalse5why']
     kept = {**body, "chat_template_kwargs": {"enable_thinking": True}}
     assert "noneTrue" in documents_of(endpoint, kept)[0]
+
+
+def test_every_dialect_hands_on_the_route(registry: Registry) -> None:
+    """`X-Sidetok-Route` reaches the request of every endpoint that encodes."""
+    bodies: dict[str, dict[str, Any]] = {
+        "/tokenize": {"prompt": "a", "content": "a", "inputs": "a"},
+        "/v1/chat/completions/render": {"messages": [USER]},
+        "/v1/completions/render": {"prompt": "a"},
+        "/v1/messages/render": {"model": "small", "messages": [USER], "max_tokens": 1},
+        "/v1/messages/count_tokens": {"model": "small", "messages": [USER]},
+        "/v1/responses/render": {"input": "a"},
+        "/v1/responses/input_tokens": {"input": "a"},
+        "/v1/chat/completions/input_tokens": {"messages": [USER]},
+    }
+    for dialect in DIALECTS:
+        endpoints = dialect_endpoints(registry, dialect, trust_templates=False)
+        for path, body in bodies.items():
+            head = head_of(path)
+            head.route = b"gpu"
+            assert endpoints[path].read(head, orjson.dumps(body)).route == "gpu", (dialect, path)
