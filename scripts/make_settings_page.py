@@ -12,6 +12,7 @@ sys.path.insert(0, str(ROOT))
 
 from dispatcher.gpu.options import GpuRouteOptions  # noqa: E402
 from dispatcher.options import DispatcherOptions  # noqa: E402
+from service.files.options import FilesOptions  # noqa: E402
 from service.options import ServiceOptions  # noqa: E402
 from service.settings import Setting, settings_of  # noqa: E402
 
@@ -20,8 +21,8 @@ HEAD = """\
 
 Generated from the option dataclasses by `scripts/make_settings_page.py`; edit those, not this page.
 
-Every knob of `sidetok serve` is a flag and an environment variable. The flag wins over the variable, and the variable
-over the default. Values are written the same way in both:
+Every knob of `sidetok serve` and `sidetok tokenize-files` is a flag and an environment variable. The flag wins over
+the variable, and the variable over the default. Values are written the same way in both:
 
 * a size is a number of bytes, or a number with `KiB`, `MiB`, `GiB` (powers of 1024) or `KB`, `MB`, `GB` (of 1000);
 * a duration is a number of seconds, or a number with `ms`, `s`, `m` or `h`;
@@ -37,7 +38,12 @@ line and status 2. Values of the form `tcp://...` in variables of numbers are ig
 def page() -> str:
     """The whole page."""
     parts = [HEAD]
-    rooms = (("Service", ServiceOptions), ("Dispatcher", DispatcherOptions), ("GPU route", GpuRouteOptions))
+    rooms = (
+        ("Service", ServiceOptions),
+        ("Dispatcher", DispatcherOptions),
+        ("GPU route", GpuRouteOptions),
+        ("Files", FilesOptions),
+    )
     for title, options in rooms:
         parts.append(f"## {title}\n\n{(options.__doc__ or '').strip()}\n\n{table(settings_of(options))}")
     return "\n".join(parts)

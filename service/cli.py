@@ -1,4 +1,4 @@
-"""The command `sidetok`: serve, inspect, version."""
+"""The command `sidetok`: serve, tokenize-files, inspect, version."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ USAGE = """\
 usage: sidetok COMMAND [ARGUMENT ...]
 
   serve          serve token ids over HTTP, on TCP and a Unix socket
+  tokenize-files INPUT OUTPUT
+                 tokenize a directory of text, JSON lines or Parquet to packed ids
   inspect PATH   say what loading finds in a tokenizer file or model directory
   version        print the version
 
@@ -44,6 +46,13 @@ def serve(argv: Sequence[str]) -> int:
     return run(*options)
 
 
+def tokenize_files(argv: Sequence[str]) -> int:
+    """`sidetok tokenize-files INPUT OUTPUT`: ids of the documents in files."""
+    from service.files.command import tokenize_files as run
+
+    return run(argv)
+
+
 def inspect(argv: Sequence[str]) -> int:
     """`sidetok inspect PATH`: load one tokenizer and say what was found."""
     from service.inspect_command import inspect as run
@@ -60,7 +69,12 @@ def version(argv: Sequence[str]) -> int:
     return 0
 
 
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"serve": serve, "inspect": inspect, "version": version}
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "serve": serve,
+    "tokenize-files": tokenize_files,
+    "inspect": inspect,
+    "version": version,
+}
 
 if __name__ == "__main__":
     sys.exit(main())
