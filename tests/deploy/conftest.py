@@ -17,6 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from service.metrics import ServiceCollector
 from tests.deploy.promql import TARGET_LABELS, Metrics
+from tests.end_to_end.conftest import folder as folder
+from tests.end_to_end.conftest import home as home
 from tests.end_to_end.harness import ROOT, Wire, encode, eventually, serving
 from tests.end_to_end.test_gpu import FLAGS, gpu_program, wait_served
 from tests.fakes import FakeTokenizer
