@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from dispatcher.calibrator import Calibrator
 from dispatcher.costs import Costs
 from dispatcher.gpu.batch import RouteLimits
-from dispatcher.gpu.group import ENGINE_SILENT
+from dispatcher.gpu.group import ENGINE_SILENT, NOT_READY
 from dispatcher.gpu.incarnation import Replay
 from dispatcher.gpu.options import GpuRouteOptions
 from dispatcher.gpu.process_link import ProcessLink
@@ -193,8 +193,12 @@ class _GpuThread(threading.Thread):
         """Serve one link after the other."""
         self._clocks.register(DELIVER)
         while (link := self.links.get()) is not None:
-            if self.route.serve(link) == ENGINE_SILENT:
+            reason = self.route.serve(link)
+            if reason == ENGINE_SILENT:
                 link.kill("a replay was not finished in time")
+            elif reason != NOT_READY:
+                # It may live on, and say nonsense: only a new one is served again.
+                link.kill("its answers could not be used")
 
     def end(self) -> None:
         """Let the thread end."""

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from dispatcher.failures import where
 from dispatcher.gpu.batch import Former, RouteLimits
 from dispatcher.gpu.group import ENGINE_LOST, ENGINE_SILENT, UNREADABLE, Group
 from dispatcher.gpu.link import Completion, EngineLink, EngineLost, Slot
@@ -20,9 +21,6 @@ from dispatcher.gpu.model_queue import Batch, ModelQueue
 from dispatcher.gpu.results import Reader
 from dispatcher.gpu.route_tally import ClassKey, RouteTally
 from dispatcher.gpu.staging import STEP_BYTES, fill_alone, fill_shared
-
-_NO_TEXT = (TypeError, ValueError, BufferError)
-"""What copying something that is no bytes raises."""
 
 log = logging.getLogger("sidetok.gpu_route")
 
@@ -151,7 +149,14 @@ class Incarnation:
             self._tell()
 
     def _advance(self) -> None:
-        """Under the lock: apply events, launch, and reserve slots."""
+        """Under the lock: apply events, launch, and reserve slots. Never raises: the engine ends instead."""
+        try:
+            self._apply_and_launch()
+        except Exception as error:
+            log.error("the GPU route failed", extra={"error": type(error).__name__, "where": where(error)})
+            self._end(ENGINE_LOST)
+
+    def _apply_and_launch(self) -> None:
         events, former = self._events, self.former
         while events:
             apply, queue, item = events.popleft()
@@ -177,7 +182,7 @@ class Incarnation:
         if batch.piece is None:
             try:
                 fill_shared(batch)
-            except _NO_TEXT:
+            except Exception:  # something that is no bytes, or no memory
                 self._refuse(batch)
                 return True
         self._in_flight[batch.slot.number] = batch
@@ -193,7 +198,7 @@ class Incarnation:
         return True
 
     def _refuse(self, batch: Batch) -> None:
-        """Under the lock: a document is no text, so the batch is not launched."""
+        """Under the lock: the slot cannot be filled, so the batch is not launched."""
         self.former.ended(batch)
         self.former.give_back(batch.queue, batch.slot)
         for group, _numbers in batch.shares:
@@ -210,11 +215,13 @@ class Incarnation:
             except Exception as error:
                 self._lose_results(batch, error)
         self._pump()
-        self._count(ended, self._clocks.wall())
-        for group in finished:
-            group.settled = True
-            answer(group.on_done, group)
-        self._turn_cpu_ns = self._clocks.cpu()
+        try:
+            self._count(ended, self._clocks.wall())
+        finally:
+            for group in finished:
+                group.settled = True
+                answer(group.on_done, group)
+            self._turn_cpu_ns = self._clocks.cpu()
 
     def _lose_results(self, batch: Batch, error: Exception) -> None:
         """What an engine wrote makes no sense: it cannot be trusted any more."""
@@ -275,13 +282,17 @@ class Incarnation:
         n_filled = self._fill(batch, n_filled, STEP_BYTES)
         if n_filled < batch.n_bytes:
             self._filling = batch, n_filled
+            if self.over:
+                # Another thread ended it during the step, and did not see this batch.
+                with self._lock:
+                    self._settle(batch)
 
     def _fill(self, batch: Batch, n_filled: int, n_bytes: int) -> int:
         cpu_ns = self._clocks.cpu()
         apply: Callable[[ModelQueue, Batch], None] = self.former.filled
         try:
             n_filled = fill_alone(batch, n_filled, n_bytes)
-        except _NO_TEXT:
+        except Exception:  # something that is no bytes, or no memory
             apply, n_filled = self.former.refused, batch.n_bytes
         self._staged(batch, cpu_ns)
         if n_filled == batch.n_bytes:

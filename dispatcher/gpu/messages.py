@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from array import array
 from dataclasses import dataclass
 
 from gpu_core.errors import InternalError
@@ -99,12 +100,13 @@ Report = Hello | Loaded | Refused | Fault
 
 
 def send_order(channel: socket.socket, order: Order) -> None:
-    """Frontend to engine. Raises `OSError`."""
+    """Frontend to engine. Never waits for one that does not read; raises `OSError`."""
     if isinstance(order, Unload):
-        channel.send(_ORDER.pack(_UNLOAD, order.model))
+        channel.send(_ORDER.pack(_UNLOAD, order.model), socket.MSG_DONTWAIT)
         return
     packet = _ORDER.pack(_LOAD, order.model) + order.key.encode()
-    socket.send_fds(channel, [packet], [order.tables_fd, order.arena_fd])
+    fds = array("i", [order.tables_fd, order.arena_fd])
+    channel.sendmsg([packet], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)], socket.MSG_DONTWAIT)
 
 
 def receive_order(channel: socket.socket) -> Order | None:

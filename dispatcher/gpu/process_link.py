@@ -114,7 +114,7 @@ class ProcessLink:
         # An interrupt may come from a garbage collection in the middle of a method that holds it.
         self._guard = threading.RLock()
         self._waiting = self._closed = False
-        self._started_s = 0.0
+        self._started_s = self._heard_s = 0.0
         self._cpu_ns = 0
 
     # --- For the route -----------------------------------------------------------------------------------------------
@@ -132,7 +132,9 @@ class ProcessLink:
         """See `EngineLink`."""
         if self._lost:
             raise EngineLost(self._lost)
-        shared = self._shared[slot.number]
+        shared = self._shared.get(slot.number)
+        if shared is None:
+            raise EngineLost(self._lost or ENDED)
         shared.epoch += 1
         shared.n_documents = n_documents
         shared.launched_ns = time.monotonic_ns()
@@ -198,7 +200,11 @@ class ProcessLink:
         completion = Completion(shared.slot, n_tokens, replay_ns, cpu_ns)
         if n_flagged:
             reasons = shared.reasons[: shared.n_documents]
-            completion.needs_cpu = {int(i): REASONS[int(reasons[i])] for i in np.flatnonzero(reasons)}
+            try:
+                completion.needs_cpu = {int(i): REASONS[int(reasons[i])] for i in np.flatnonzero(reasons)}
+            except KeyError:
+                self._lost = "a reason that nobody knows"
+                raise EngineLost(self._lost) from None
         return completion
 
     # --- For the supervisor ------------------------------------------------------------------------------------------
@@ -256,10 +262,11 @@ class ProcessLink:
             return None
         try:
             report = read_report(packet)
+            self._note(report)
         except BadMessage as error:
             self._lost = str(error)
             raise EngineLost(str(error)) from None
-        self._note(report)
+        self._heard_s = time.monotonic()
         return report
 
     @property
@@ -278,9 +285,9 @@ class ProcessLink:
         return (time.monotonic_ns() - min(launched)) / 1e9 if launched else 0.0
 
     def longest_load_s(self) -> float:
-        """For how long the engine has been about to load tokenizers; 0 = it is not."""
+        """For how long the engine has been about to load a tokenizer, one after the other; 0 = it is not."""
         sent = [model.sent_s for model in self._models.values() if not model.slots]
-        return time.monotonic() - min(sent) if sent else 0.0
+        return time.monotonic() - max(min(sent), self._heard_s) if sent else 0.0
 
     def cpu_ns(self) -> int:
         """CPU time of the process so far, all threads; callable from any thread."""
@@ -351,7 +358,9 @@ class ProcessLink:
             self._add_slots(report)
 
     def _add_slots(self, report: Loaded) -> None:
-        model = self._models[report.model]
+        model, old = self._models[report.model], self.facts
+        if old is None or model.slots or not report.places <= set(range(len(self.places))):
+            raise BadMessage(f"a tokenizer with the slots {sorted(report.places)}")
         slots = []
         for i in sorted(report.places):
             number = report.model << SLOT_BITS | i
@@ -359,8 +368,7 @@ class ProcessLink:
             self._shared[number] = _Shared(slot, self.places[i].reasons(model.memory))
             slots.append(slot)
         model.slots, model.n_captures = tuple(slots), report.n_captures
-        assert self.facts is not None
-        old, n_captures = self.facts, sum(model.n_captures for model in self._models.values())
+        n_captures = sum(model.n_captures for model in self._models.values())
         self.facts = DeviceFacts(old.name, old.n_gpus, old.total_bytes, report.free_bytes, n_captures, old.start_s)
         self._slots = self._slots | {model.key: model.slots}
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dispatcher.failures import where
 from dispatcher.gpu.batch import RouteLimits
-from dispatcher.gpu.group import NOT_READY, Group
+from dispatcher.gpu.group import ENGINE_LOST, NOT_READY, Group
 from dispatcher.gpu.incarnation import Clocks, Incarnation, Replay, answer
 from dispatcher.gpu.link import EngineLink
 from dispatcher.gpu.model_queue import ModelQueue
@@ -18,6 +20,8 @@ from gpu_core.ladder import Ladder, Piece, SizeClass
 from gpu_core.safe_cut import Cuts
 
 _NO_LOAD = GpuLoad()
+
+log = logging.getLogger("sidetok.gpu_route")
 
 
 class GpuRoute:
@@ -113,8 +117,14 @@ class GpuRoute:
         """Serve through this link until it is lost, on the calling thread; why it ended (`group.FALLBACK_REASONS`)."""
         self.attach(link)
         timeout_s = self.limits.silent_after_s / 4
-        while not (reason := self.turn(timeout_s)):
-            pass
+        try:
+            while not (reason := self.turn(timeout_s)):
+                pass
+        except Exception as error:  # nobody else would answer what waits
+            log.error("the GPU route failed", extra={"error": type(error).__name__, "where": where(error)})
+            if self._incarnation is not None:
+                self._incarnation.end(ENGINE_LOST)
+            reason = ENGINE_LOST
         return reason
 
     def close(self) -> None:

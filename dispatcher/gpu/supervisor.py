@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dispatcher.failures import where
 from dispatcher.gpu.link import EngineLost
 from dispatcher.gpu.messages import Fault, Hello, Loaded, Refused, Report
 from dispatcher.gpu.options import GpuRouteOptions
@@ -162,7 +163,7 @@ class Supervisor:
             while not self._closing:
                 self._take_orders()
                 for engine in list(self._engines.values()):
-                    self._look_after(engine)
+                    self._guarded(self._look_after, engine)
                 self._wait()
         finally:
             self._end()
@@ -179,7 +180,14 @@ class Supervisor:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(fd)
             else:
-                self._listen(streams[fd])
+                self._guarded(self._listen, streams[fd])
+
+    def _guarded(self, act: Callable[[_Engine], None], engine: _Engine) -> None:
+        """Whatever goes wrong with one engine is the end of that one: the thread lives for all of them."""
+        try:
+            act(engine)
+        except Exception as error:
+            self._lose(engine, f"{type(error).__name__} at {where(error)}")
 
     def _pause_s(self) -> float:
         """How long nothing needs a look."""
@@ -208,9 +216,9 @@ class Supervisor:
                 self._lose(engine, f"a tokenizer was not loaded within {START_LIMIT_S:.0f} seconds")
 
     def _start_engine(self, engine: _Engine) -> None:
-        link = ProcessLink(self._options.encoder_options(engine.gpu), self._command)
-        engine.starting(link)
+        engine.starting()
         try:
+            link = engine.link = ProcessLink(self._options.encoder_options(engine.gpu), self._command)
             link.start()
             for key, fd in self._tables.items():
                 link.load(key, fd)
@@ -255,16 +263,17 @@ class Supervisor:
     def _lose(self, engine: _Engine, reason: str) -> None:
         """End an engine, and plan its next start."""
         link, was_ready = engine.link, engine.state == "ready"
-        assert link is not None
-        link.kill(reason)
-        status = link.close()
-        reason = _how_it_ended(link.lost_reason, status)
+        status: int | None = 0
+        if link is not None:
+            link.kill(reason)
+            status = link.close()
+            reason = _how_it_ended(link.lost_reason, status)
         if status is None:
             log.error("the engine process of GPU %d outlives SIGKILL", engine.gpu, extra={"gpu": engine.gpu})
         pause_s = engine.down(reason)
         plan = "it stays down" if pause_s is None else f"next start in {pause_s:.1f} s"
         log.warning("GPU %d is down: %s; %s", engine.gpu, reason, plan, extra={"gpu": engine.gpu, "reason": reason})
-        if was_ready:
+        if was_ready and link is not None:
             self._on_lost(engine.gpu, link, reason)
 
     def _take_orders(self) -> None:
@@ -286,8 +295,9 @@ class Supervisor:
             if engine.link is not None:
                 try:
                     order(engine.link, *arguments)
-                except OSError as error:
-                    self._lose(engine, f"a tokenizer cannot be loaded: {error.strerror}")
+                except Exception as error:
+                    why = error.strerror if isinstance(error, OSError) else type(error).__name__
+                    self._lose(engine, f"a tokenizer cannot be loaded: {why}")
 
     def _end(self) -> None:
         for engine in self._engines.values():
@@ -332,8 +342,8 @@ class _Engine:
         self._restarts, self._reason = restarts, ""
         self._n_starts = self._past_cpu_ns = 0
 
-    def starting(self, link: ProcessLink) -> None:
-        self.link, self.state, self.since_s = link, "starting", time.monotonic()
+    def starting(self) -> None:
+        self.state, self.since_s = "starting", time.monotonic()
         self._n_starts += 1
 
     def ready(self) -> None:

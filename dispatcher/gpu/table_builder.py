@@ -58,12 +58,13 @@ class TableBuilders:
         self._threads.shutdown()
 
     def _build(self, key: str, data: bytes) -> None:
-        fd = os.memfd_create("sidetok-tables", os.MFD_CLOEXEC)
+        fd = -1
         try:
+            fd = os.memfd_create("sidetok-tables", os.MFD_CLOEXEC)
             reason = self._run(fd, data)
         except OSError as error:
             reason = f"the tables cannot be built: {error.strerror}"
-        if reason or self._closed:
+        if fd >= 0 and (reason or self._closed):
             os.close(fd)
             fd = -1
         if not self._closed:

@@ -6,14 +6,17 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dispatcher import calibration
 from dispatcher.costs import KINDS
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.gpu.options import GpuRouteOptions
+from dispatcher.gpu.results import Reader
 from dispatcher.gpus import Gpus
 from dispatcher.group_call import EncodedGroup
 from dispatcher.meter import ThreadClocks
@@ -108,22 +111,55 @@ def test_loss_and_return_of_an_engine(made: Made, synthetic: Tokenizer) -> None:
     dispatcher.close()
 
 
-def test_what_gpus_cannot_serve(made: Made, embedded: Tokenizer) -> None:
-    """Tokenizers of other kinds have a reason, and so has a host without a GPU; nothing is built for either."""
+@pytest.mark.parametrize("synthetic", ["byte_bpe"], indirect=True)
+def test_an_engine_that_cannot_be_understood_is_replaced(
+    made: Made, synthetic: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its documents take the CPU route; it lives on and would say nonsense again, so it is killed."""
+    gpus = made()
+    key = synthetic.spec.digest
+    dispatcher = Dispatcher(
+        DispatcherOptions(cpu_workers=1, policy="gpu"), lambda _: None, gpus=gpus, clocks=made.clocks
+    )
+    gpus.add(synthetic, tokenizer_json("byte_bpe"))
+    until(lambda: gpus.serves(key))
+    expected = [document.ids for document in synthetic.encode(["a text"], EncodeOptions(add_special_tokens=False))]
+
+    def fail(*_: Any) -> Any:
+        raise IndexError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Reader, "read", fail)
+        assert list(map(bytes, encode(dispatcher, synthetic, ["a text"]).ids)) == expected
+    until(lambda: gpus.statuses()[0].n_restarts == 1 and gpus.serves(key))
+    result = encode(dispatcher, synthetic, ["a text"])
+    assert (list(map(bytes, result.ids)), result.route) == (expected, "gpu")
+    dispatcher.close()
+
+
+@pytest.mark.parametrize("synthetic", ["byte_bpe"], indirect=True)
+def test_what_gpus_cannot_serve(made: Made, synthetic: Tokenizer) -> None:
+    """Tokenizers of other kinds have a reason, and so has a host without a GPU."""
     unigram = load_tokenizer(tokenizer_json("unigram"), engine="reference", cache_dir=None)
     gpus = made(options={"gpu_restart_min_s": 30.0}, unavailable="no such device")
     gpus.add(unigram, tokenizer_json("unigram"))
     assert "not BPE" in gpus.why_not(unigram.spec.digest)
-    gpus.add(embedded, b"not looked at")
-    until(lambda: "no such device" in gpus.why_not(embedded.spec.digest))
+    gpus.add(synthetic, tokenizer_json("byte_bpe"))
+    until(lambda: "no such device" in gpus.why_not(synthetic.spec.digest))
     assert not gpus.any
-    assert gpus.loads(embedded.spec.digest) == []
+    assert gpus.loads(synthetic.spec.digest) == []
     assert gpus.snapshots() == {}
 
 
 @pytest.mark.parametrize("synthetic", ["byte_bpe"], indirect=True)
-def test_both_routes_are_timed_once(made: Made, synthetic: Tokenizer, tmp_path: Path) -> None:
+def test_both_routes_are_timed_once(
+    made: Made, synthetic: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """When an engine serves a model its costs get start values on both routes, which the next start finds on disk."""
+    # A host that has other things to do is no reason to time less.
+    monkeypatch.setattr(calibration, "PROBE_S", LIMIT_S)
+    monkeypatch.setattr(calibration, "measure", partial(calibration.measure, budget_ns=1 << 62))
+    monkeypatch.setattr(calibration, "SIZES", calibration.SIZES[:1])
 
     def starts(gpus: Gpus) -> list[Any]:
         """Where both routes begin."""

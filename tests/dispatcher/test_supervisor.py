@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import os
@@ -302,3 +303,40 @@ def test_nothing_is_left_behind(watch: Any) -> None:
         del watched.ready, watched.lost
         gc.collect()
         assert (open_files(), threading.active_count()) == before
+
+
+def test_no_descriptors_for_an_engine(monkeypatch: pytest.MonkeyPatch, watch: Any) -> None:
+    """A link that cannot be made is a start that failed, and is tried again."""
+    n_left = [2]
+
+    class Link(ProcessLink):
+        def __init__(self, *arguments: Any) -> None:
+            n_left[0] -= 1
+            if n_left[0] >= 0:
+                raise OSError(errno.EMFILE, "Too many open files")
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(supervisor_module, "ProcessLink", Link)
+    watched = watch("byte_bpe")
+    assert answers(watched.next_link("byte_bpe"), "byte_bpe")
+    assert watched.status().n_restarts == 2
+    assert "Too many open files" in watched.status().reason
+
+
+def test_whoever_is_told_fails(watch: Any) -> None:
+    """The engine is given up, and the thread goes on with the next one."""
+    watched = watch("byte_bpe")
+    watched.next_link("byte_bpe")
+    told = watched.supervisor._on_ready
+    n_left = [1]
+
+    def fail_once(gpu: int, link: ProcessLink) -> None:
+        n_left[0] -= 1
+        if n_left[0] >= 0:
+            raise RuntimeError("can't start new thread")
+        told(gpu, link)
+
+    watched.supervisor._on_ready = fail_once
+    os.kill(watched.supervisor._engines[0].link.pid, signal.SIGKILL)
+    assert answers(watched.next_link("byte_bpe"), "byte_bpe")
+    assert watched.status().n_restarts == 2
