@@ -1,4 +1,4 @@
-"""Listening sockets: opened before anything is loaded, and shut without losing a connection."""
+"""Listening sockets: opened before anything is loaded, or handed over open, and shut without losing a connection."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import socket
 import stat
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,8 @@ class Listener:
     """Of a Unix socket."""
     file: tuple[int, ...] = ()
     """What tells the file that was bound from another one under that path; empty once it was removed."""
+    passed: bool = False
+    """Whether somebody else opened it, and goes on listening when this process is gone."""
 
     @property
     def address(self) -> str:
@@ -43,8 +46,11 @@ class Listener:
     def shut(self) -> None:
         """Let no further connection in; those that are in can still be accepted.
 
-        Closing the socket would reset connections that nobody accepted yet, with the requests that they carry.
+        Closing the socket would reset connections that nobody accepted yet, with the requests that they carry. In a
+        socket that was passed they wait for the next process.
         """
+        if self.passed:
+            return
         if self.path:
             self.remove_file()
         else:
@@ -58,8 +64,13 @@ class Listener:
                 os.unlink(self.path)
 
 
-def open_listeners(options: ServiceOptions) -> list[Listener]:
-    """Bind every listener, so that a taken address fails at once. Raises `StartError`."""
+def open_listeners(options: ServiceOptions, passed: Sequence[int] = ()) -> list[Listener]:
+    """Bind every listener, so that a taken address fails at once. Raises `StartError`.
+
+    Sockets that were passed, by their descriptors, are all there is then: the addresses of the options mean nothing.
+    """
+    if passed:
+        return [_take(fd) for fd in passed]
     listeners = []
     if options.host:
         listeners.append(Listener(_open_tcp(options.host, options.port)))
@@ -69,6 +80,19 @@ def open_listeners(options: ServiceOptions) -> list[Listener]:
     if not listeners:
         raise StartError("There is nothing to listen on; give --host or --uds.")
     return listeners
+
+
+def _take(fd: int) -> Listener:
+    """A socket that was passed under this number; it is not passed on to engine processes."""
+    try:
+        sock = socket.socket(fileno=fd)
+        os.set_inheritable(fd, False)
+        listens = sock.type == socket.SOCK_STREAM and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except OSError as error:
+        raise StartError(f"Descriptor {fd} was to be a listening socket (LISTEN_FDS): {error.strerror}.") from error
+    if not listens or sock.family not in (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX):
+        raise StartError(f"Descriptor {fd} is no listening TCP or Unix socket; use ListenStream= and Accept=no.")
+    return Listener(sock, sock.getsockname() if sock.family == socket.AF_UNIX else "", passed=True)
 
 
 def _identity(path: str) -> tuple[int, ...]:

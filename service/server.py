@@ -25,6 +25,7 @@ from service.listeners import Listener, StartError, open_listeners
 from service.options import ServiceOptions
 from service.protocol import Protocol
 from service.registry import Registry
+from service.settings import passed_sockets
 from service.state import Service
 
 log = logging.getLogger("sidetok.server")
@@ -68,6 +69,10 @@ class Server(uvicorn.Server):
         await asyncio.sleep(min(GRACE_S, timeout_s / 4))
         for listener in self._listeners:
             listener.shut()
+        if any(listener.passed for listener in self._listeners):
+            # What is not accepted by now is left to the next process.
+            for server in self.servers:
+                server.close()
         await asyncio.sleep(min(LAST_S, timeout_s / 8))
         left_s: Any = max(0.0, until_s - loop.time())
         self.config.timeout_graceful_shutdown = left_s
@@ -106,7 +111,7 @@ def serve(
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         registry = Registry(options, work)
-        listeners = open_listeners(options)
+        listeners = open_listeners(options, passed_sockets())
     except (StartError, ValueError) as error:
         print(f"sidetok: {error}", file=sys.stderr)
         return 2
@@ -145,6 +150,9 @@ async def _serve(
     server = Server(config, service, listeners)
     loading = asyncio.ensure_future(_load(service, [listener.address for listener in listeners]))
     try:
+        if any(listener.passed for listener in listeners):
+            # Until models are loaded connections wait, as they did before this process was started.
+            await loading
         await server.serve([listener.sock for listener in listeners])
     finally:
         loading.cancel()

@@ -182,6 +182,14 @@ def parse_serve(
     return service, with_cache_dir(dispatcher, environ), gpu
 
 
+def passed_sockets(environ: Mapping[str, str] | None = None, pid: int | None = None) -> range:
+    """Descriptors of the listening sockets that systemd hands to this process (`pid`); empty without activation."""
+    environ = os.environ if environ is None else environ
+    meant = environ.get("LISTEN_PID") == str(os.getpid() if pid is None else pid)
+    n_sockets = environ.get("LISTEN_FDS", "")
+    return range(3, 3 + int(n_sockets) if meant and re.fullmatch(r"[0-9]{1,4}", n_sockets) else 3)
+
+
 def with_cache_dir(options: DispatcherOptions, environ: Mapping[str, str] | None = None) -> DispatcherOptions:
     """The options with an empty `cache_dir` replaced by the user's cache directory, where there is one."""
     environ = os.environ if environ is None else environ

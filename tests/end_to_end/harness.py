@@ -47,6 +47,7 @@ class ServiceProcess:
         uds: Path | None = None,
         cache_dir: Path | None = None,
         program: Sequence[str] = PROGRAM,
+        pass_fds: Sequence[int] = (),
     ) -> None:
         self.uds = uds or folder / "s"
         fixed = ("--port", "0", "--uds", str(self.uds), "--log-format", "json")
@@ -57,6 +58,7 @@ class ServiceProcess:
             stderr=subprocess.PIPE,
             env=environment(),
             cwd=folder,
+            pass_fds=tuple(pass_fds),
         )
         self.lines: list[str] = []
         """Everything on standard error so far."""

@@ -7,6 +7,7 @@ import socket
 import stat
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -138,3 +139,48 @@ def test_a_shut_door_keeps_who_is_inside(folder: Path, opened: list[Listener], f
         assert client.recv(100) == b"answer"
         server.close()
         client.close()
+
+
+@pytest.fixture
+def passed(folder: Path) -> Iterator[list[socket.socket]]:
+    """Two sockets that listen, under the numbers that systemd gives to the first two."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))), socket.socket(socket.AF_UNIX)]
+        stack.enter_context(sockets[1]).bind(str(folder / "s"))
+        sockets[1].listen()
+        yield sockets
+
+
+def test_passed_sockets_are_all_there_is(folder: Path, passed: list[socket.socket]) -> None:
+    """They keep their addresses, what the options say means nothing, and engine processes do not inherit them."""
+    fds = [os.dup(sock.fileno()) for sock in passed]
+    os.set_inheritable(fds[0], True)
+    taken = open_listeners(options(folder / "other"), fds)
+    port = passed[0].getsockname()[1]
+    assert [listener.address for listener in taken] == [f"http://127.0.0.1:{port}", f"unix:{folder / 's'}"]
+    assert not (folder / "other").exists()
+    assert not os.get_inheritable(fds[0])
+    for listener in taken:
+        listener.shut()
+        listener.remove_file()
+        listener.sock.close()
+    for sock in passed:
+        with socket.socket(sock.family) as client:
+            client.connect(sock.getsockname())
+
+
+@pytest.mark.parametrize("kind", ["closed", "file", "datagram", "connected"])
+def test_what_is_passed_must_listen(folder: Path, kind: str) -> None:
+    """Anything else is refused, with the number of the descriptor."""
+    if kind == "datagram":
+        fd = socket.socket(socket.AF_INET, socket.SOCK_DGRAM).detach()
+    elif kind == "connected":
+        fd = socket.socketpair()[0].detach()
+    else:
+        fd = os.open(folder, os.O_RDONLY)
+    if kind == "closed":
+        os.close(fd)
+    with pytest.raises(StartError, match=f"Descriptor {fd} "):
+        open_listeners(options(), [fd])
+    if kind == "file":
+        os.close(fd)

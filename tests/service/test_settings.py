@@ -15,7 +15,7 @@ import pytest
 from dispatcher.gpu.options import GpuRouteOptions
 from dispatcher.options import DispatcherOptions
 from service.options import ServiceOptions
-from service.settings import parse_serve, settings_of, with_cache_dir
+from service.settings import parse_serve, passed_sockets, settings_of, with_cache_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = settings_of(ServiceOptions) + settings_of(DispatcherOptions) + settings_of(GpuRouteOptions)
@@ -211,6 +211,21 @@ def test_the_cache_directory_is_the_users(environ: dict[str, str], expected: str
     """Without --cache-dir the proofs are kept where the user's caches are; with it, there."""
     assert parse_serve([], environ)[1].cache_dir == expected
     assert with_cache_dir(DispatcherOptions(cache_dir="/mine"), environ).cache_dir == "/mine"
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"LISTEN_PID": "7", "LISTEN_FDS": "2"}, [3, 4]),
+        ({"LISTEN_PID": "8", "LISTEN_FDS": "2"}, []),
+        ({"LISTEN_FDS": "2"}, []),
+        ({"LISTEN_PID": "7", "LISTEN_FDS": "two"}, []),
+        ({"LISTEN_PID": "7"}, []),
+    ],
+)
+def test_sockets_are_passed_to_one_process(environ: dict[str, str], expected: list[int]) -> None:
+    """Only the process that is named takes them: a child of it inherits the variables and not the sockets."""
+    assert list(passed_sockets(environ, pid=7)) == expected
 
 
 def test_help_names_every_flag_and_variable(capsys: pytest.CaptureFixture[str]) -> None:
