@@ -36,7 +36,7 @@ class FakeGpus:
         self.costs = Costs()
         self.routes = [GpuRoute({}, limits) for _ in range(n_gpus)]
         self.engines: list[FakeEngine | None] = [None] * n_gpus
-        self._threads: list[threading.Thread] = []
+        self._threads: dict[int, threading.Thread] = {}
 
     @property
     def any(self) -> bool:
@@ -58,23 +58,32 @@ class FakeGpus:
     def start(
         self, gpu: int = 0, encode: Callable[[bytes], NDArray[np.uint32]] = code_points, **more: Any
     ) -> FakeEngine:
-        """An engine comes up."""
+        """An engine comes up; the one before it was lost."""
+        self._join(gpu)
         engine = FakeEngine(None, {KEY: make_slots(KEY)}, encode=encode, **more)
         route = self.routes[gpu]
         route.attach(engine)
-        thread = threading.Thread(target=_serve, args=(route,), daemon=True)
+        thread = self._threads[gpu] = threading.Thread(target=_serve, args=(route,), daemon=True)
         thread.start()
-        self._threads.append(thread)
         self.engines[gpu] = engine
         return engine
+
+    def is_down(self, gpu: int = 0) -> bool:
+        """Whether no engine is served; the next one may come."""
+        return gpu not in self._threads or not self._threads[gpu].is_alive()
 
     def close(self) -> None:
         """End all engines."""
         for route in self.routes:
             route.close()
-        for thread in self._threads:
-            thread.join(LIMIT_S)
-            assert not thread.is_alive()
+        for gpu in self._threads:
+            self._join(gpu)
+
+    def _join(self, gpu: int) -> None:
+        """Only one thread at a time takes turns on a route."""
+        if gpu in self._threads:
+            self._threads[gpu].join(LIMIT_S)
+        assert self.is_down(gpu)
 
 
 def _serve(route: GpuRoute) -> None:
