@@ -52,6 +52,10 @@ class Calibrator(threading.Thread):
         self._waiting[tokenizer.spec.digest] = tokenizer
         self._changed.set()
 
+    def remove(self, digest: str) -> None:
+        """Do not wait for a GPU that serves it any more; from any thread."""
+        self._waiting.pop(digest, None)
+
     def close(self) -> None:
         """End the thread after the probe at hand."""
         self._closing = True
@@ -65,7 +69,7 @@ class Calibrator(threading.Thread):
                 self._changed.clear()
                 for digest, tokenizer in tuple(self._waiting.items()):
                     if not self._closing and (found := self._serving(digest)) is not None:
-                        del self._waiting[digest]
+                        self._waiting.pop(digest, None)
                         self._time(tokenizer, *found)
 
     def _time(self, tokenizer: Tokenizer, device: str, route: GpuRoute) -> None:

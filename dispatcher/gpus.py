@@ -61,13 +61,20 @@ class Gpus:
         self._clocks = clocks
         self._limits = RouteLimits(silent_after_s=options.gpu_watchdog_s + SILENT_AFTER_WATCHDOG_S)
         self._cuts: dict[str, SafeCuts] = {}
-        self._added: set[str] = set()
+        self._lock = threading.Lock()
+        self._n_users: dict[str, int] = {}
+        """How many models have a tokenizer, which are served or could not be."""
         self._unsupported: dict[str, str] = {}
         self._calibrator = Calibrator(self.costs, cache_dir, self._serving, clocks) if calibrate else None
         self._threads: dict[int, _GpuThread] = {}
         self._routes: tuple[GpuRoute, ...] = ()
         self._supervisor = Supervisor(
-            options, on_ready=self._serve, on_lost=self._note_loss, cache_dir=cache_dir, command=command
+            options,
+            on_ready=self._serve,
+            on_lost=self._note_loss,
+            on_withdrawn=self._forget,
+            cache_dir=cache_dir,
+            command=command,
         )
 
     def start(self) -> None:
@@ -80,16 +87,32 @@ class Gpus:
             self._calibrator.start()
 
     def add(self, tokenizer: Tokenizer, data: bytes) -> None:
-        """Serve a tokenizer, loaded from `data`, on all GPUs, if it can be."""
+        """Serve a tokenizer, loaded from `data`, on all GPUs, if it can be; it may be that of several models."""
+        with self._lock:
+            n_users = self._n_users[tokenizer.spec.digest] = self._n_users.get(tokenizer.spec.digest, 0) + 1
+            if n_users == 1:
+                self._add(tokenizer, data)
+
+    def remove(self, tokenizer: Tokenizer) -> None:
+        """One model less has it; without any, its memory is given back. What is under way is still answered."""
+        key = tokenizer.spec.digest
+        with self._lock:
+            n_users = self._n_users.pop(key, 0) - 1
+            if n_users > 0:
+                self._n_users[key] = n_users
+            elif n_users == 0 and self._unsupported.pop(key, None) is None:
+                if self._calibrator is not None:
+                    self._calibrator.remove(key)
+                self._supervisor.remove(key)
+                self._cuts.pop(key, None)
+
+    def _add(self, tokenizer: Tokenizer, data: bytes) -> None:
         spec = tokenizer.spec
-        if spec.digest in self._added or spec.digest in self._unsupported:
-            return
         try:
             check_support(spec)
         except UnsupportedTokenizer as error:
             self._unsupported[spec.digest] = str(error)
             return
-        self._added.add(spec.digest)
         # Without cuts, a document beyond the largest size class takes the CPU route.
         with contextlib.suppress(UnsupportedTokenizer):
             self._cuts[spec.digest] = SafeCuts(spec.pattern_family, device_literals(spec), bool(spec.normalizers))
@@ -160,6 +183,11 @@ class Gpus:
             self._threads[gpu] = thread
             self._routes = (*self._routes, thread.route)
         thread.links.put(link)
+
+    def _forget(self, gpu: int, key: str) -> None:
+        """On the supervisor's thread: a tokenizer was withdrawn."""
+        if (thread := self._threads.get(gpu)) is not None:
+            thread.route.forget(key)
 
     @staticmethod
     def _note_loss(gpu: int, link: ProcessLink, reason: str) -> None:

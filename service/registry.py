@@ -155,6 +155,8 @@ class Registry:
         self._models = {name: other for name, other in self._models.items() if other is not model}
         self._names = {name: other for name, other in self._names.items() if other is not model}
         self.n_models = len(self._models)
+        if self.gpus is not None and model.tokenizer is not None:
+            self.gpus.remove(model.tokenizer)
 
     def load(self, model: Model) -> None:
         """Load one model; returns when it is ready or failed."""

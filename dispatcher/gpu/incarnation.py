@@ -78,10 +78,11 @@ class Incarnation:
     def queue_of(self, model_key: str) -> ModelQueue | None:
         """The queue of a model, made on first use; None when the engine does not serve it."""
         queue = self.former.queues.get(model_key)
-        if queue is None and (slots := self.link.slots(model_key)):
+        if queue is None and self.link.slots(model_key):
             with self._lock:
                 queue = self.former.queues.get(model_key)
-                if queue is None:
+                # It may have been withdrawn and forgotten meanwhile.
+                if queue is None and (slots := self.link.slots(model_key)):
                     queue = self.former.open(model_key, slots)
             self._pump()
         return queue

@@ -238,12 +238,16 @@ class ProcessLink:
         finally:
             os.close(arena_fd)
 
+    def withdraw(self, key: str) -> None:
+        """Show no slots of a tokenizer any more. Whoever has some from before must be told before `unload`."""
+        self._slots = {other: slots for other, slots in self._slots.items() if other != key}
+
     def unload(self, key: str) -> None:
         """Let go of a tokenizer, whose slots nobody launches any more. Replays under way are still completed.
 
         Raises `OSError`.
         """
-        self._slots = {other: slots for other, slots in self._slots.items() if other != key}
+        self.withdraw(key)
         self.refused.pop(key, None)
         for number in [number for number, model in self._models.items() if model.key == key]:
             for slot in self._models.pop(number).slots:

@@ -64,6 +64,7 @@ class Supervisor:
         *,
         on_ready: Callable[[int, ProcessLink], None],
         on_lost: Callable[[int, ProcessLink, str], None],
+        on_withdrawn: Callable[[int, str], object] = lambda gpu, key: None,
         cache_dir: Path | None = None,
         command: Sequence[str] = (),
         uniform: Callable[[], float] = random.random,
@@ -71,11 +72,13 @@ class Supervisor:
         """`on_ready` and `on_lost` get the index of the GPU, and are called on the supervisor's thread.
 
         `on_ready`: a device is up; tokenizers appear in `ProcessLink.slots` as they are loaded. `on_lost`: a link that
-        was ready is lost, for the reason given; a new one follows. `cache_dir` keeps tables. `command` replaces the
+        was ready is lost, for the reason given; a new one follows. `on_withdrawn`: the slots of a tokenizer are not
+        shown any more, and must not be launched after the call. `cache_dir` keeps tables. `command` replaces the
         engine's program, `uniform` what delays are drawn with. Nothing runs before `start`.
         """
         self._options, self._command = options, command
-        self._on_ready, self._on_lost, self._uniform = on_ready, on_lost, uniform
+        self._on_ready, self._on_lost, self._on_withdrawn = on_ready, on_lost, on_withdrawn
+        self._uniform = uniform
         self._engines: dict[int, _Engine] = {}
         self._wanted: set[str] = set()
         self._tables: dict[str, int] = {}
@@ -111,8 +114,9 @@ class Supervisor:
             self._builders.submit(key, data)
 
     def remove(self, key: str) -> None:
-        """Let no engine serve it any more. Its slots must not be launched from now on."""
+        """Let no engine serve it any more."""
         self._wanted.discard(key)
+        self._unserved.pop(key, None)
         self._order(key, -1)
 
     def unserved(self, key: str) -> str:
@@ -282,6 +286,9 @@ class Supervisor:
             if fd < 0:
                 if key in self._tables:
                     os.close(self._tables.pop(key))
+                    self._pass_on(ProcessLink.withdraw, key)
+                    for gpu in self._engines:
+                        self._on_withdrawn(gpu, key)
                     self._pass_on(ProcessLink.unload, key)
             elif key in self._wanted and key not in self._tables:
                 self._tables[key] = fd

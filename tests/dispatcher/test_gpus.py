@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +138,35 @@ def test_an_engine_that_cannot_be_understood_is_replaced(
 
 
 @pytest.mark.parametrize("synthetic", ["byte_bpe"], indirect=True)
+def test_a_removed_tokenizer_is_given_back(made: Made, synthetic: Tokenizer) -> None:
+    """Once no model has it, its memory is given back and documents take the CPU route; it may come again."""
+    gpus = made()
+    key = synthetic.spec.digest
+    dispatcher = Dispatcher(
+        DispatcherOptions(cpu_workers=1, policy="gpu"), lambda _: None, gpus=gpus, clocks=made.clocks
+    )
+    for _ in range(2):
+        gpus.add(synthetic, tokenizer_json("byte_bpe"))
+    until(lambda: gpus.serves(key))
+    link = gpus._supervisor._engines[0].link
+    assert link is not None
+    expected = [document.ids for document in synthetic.encode(["a text"], EncodeOptions(add_special_tokens=False))]
+    for n_left in (1, 0):
+        gpus.remove(synthetic)
+        if not n_left:
+            until(lambda: not gpus.serves(key) and not link._models and not link._shared)
+        result = encode(dispatcher, synthetic, ["a text"])
+        assert (list(map(bytes, result.ids)), result.route) == (expected, "gpu" if n_left else "cpu")
+    gpus.remove(synthetic)
+    gpus.add(synthetic, tokenizer_json("byte_bpe"))
+    until(lambda: gpus.serves(key))
+    result = encode(dispatcher, synthetic, ["a text"])
+    assert (list(map(bytes, result.ids)), result.route) == (expected, "gpu")
+    assert gpus.statuses()[0].n_restarts == 0
+    dispatcher.close()
+
+
+@pytest.mark.parametrize("synthetic", ["byte_bpe"], indirect=True)
 def test_what_gpus_cannot_serve(made: Made, synthetic: Tokenizer) -> None:
     """Tokenizers of other kinds have a reason, and so has a host without a GPU."""
     unigram = load_tokenizer(tokenizer_json("unigram"), engine="reference", cache_dir=None)
@@ -160,6 +189,7 @@ def test_both_routes_are_timed_once(
     monkeypatch.setattr(calibration, "PROBE_S", LIMIT_S)
     monkeypatch.setattr(calibration, "measure", partial(calibration.measure, budget_ns=1 << 62))
     monkeypatch.setattr(calibration, "SIZES", calibration.SIZES[:1])
+    monkeypatch.setattr(calibration, "_endless", cache(calibration._endless.__wrapped__))
 
     def starts(gpus: Gpus) -> list[Any]:
         """Where both routes begin."""
