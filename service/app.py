@@ -23,6 +23,7 @@ from service.hot import Receive, Scope, Send
 from service.native import Count, Decode, Encode
 from service.openapi import paths
 from service.state import Service
+from service.status_page import status_page
 from service.tokenizer_admin import tokenizer_router
 
 _METHOD_NOT_ALLOWED = orjson.dumps({"detail": "Method Not Allowed"})
@@ -102,6 +103,11 @@ def make_app(service: Service) -> App:
         """Version of the service and of Python, and the process id."""
         return {"version": __version__, "python": sys.version.split()[0], "pid": os.getpid()}
 
+    async def page() -> Response:
+        """The status page."""
+        return status_page()
+
+    app.get("/", include_in_schema=False)(page)
     for path in ("/health", "/healthz", "/live", "/liveness"):
         app.get(path, tags=["health"])(health)
     for path in ("/ready", "/readiness"):

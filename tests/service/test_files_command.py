@@ -25,6 +25,7 @@ from tests.fakes import LIMIT_S
 from tests.service.files_rig import PLAIN, Workplace, digests, json_lines
 
 TEXTS = [sample.text for sample in adversarial()[:200]]
+ROOT = Path(__file__).resolve().parents[2]
 SHORT = [f"document {i}, " + "ab" * (i % 7) for i in range(5000)]
 """Five groups of records."""
 
@@ -166,7 +167,7 @@ def test_a_killed_run_is_gone_on_with(place: Workplace) -> None:
     assert place.documents(whole) == place.expected(SHORT * 3)
     main = "import sys; from service.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", main, "tokenize-files", *place.arguments(*options)]
-    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.getcwd()}, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE) as process:
         until_s = time.monotonic() + LIMIT_S
         while not (place.output / "shard-00000-00001.json").exists():
             assert process.poll() is None
