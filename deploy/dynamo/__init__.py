@@ -1,0 +1,1 @@
+"""Dynamo with ids from outside."""

@@ -1,0 +1,1 @@
+"""SGLang with ids from outside."""

@@ -1,0 +1,1 @@
+"""vLLM with ids from outside."""
