@@ -11,6 +11,7 @@ import pytest
 
 from dispatcher.errors import InvalidText
 from dispatcher.options import DispatcherOptions
+from dispatcher.work_queue import ROUND_BYTES
 from service.options import ServiceOptions
 from tests.fakes import FakeTokenizer, Panic
 from tests.service_fakes import FakeReceive, FakeRegistry, FakeSend, eventually, run, running
@@ -281,13 +282,13 @@ def test_a_client_that_leaves_while_it_sends(chunks: tuple[bytes, ...]) -> None:
 
 
 def test_a_client_that_leaves_while_it_waits() -> None:
-    """Queued work of a departed client is dropped, running work stops at its next document, and nothing is sent."""
+    """Queued work of a departed client is dropped, running work stops at its next native call, and nothing is sent."""
 
     async def test() -> None:
         tokenizer, registry = models()
         gate = tokenizer.gate("hold")
         async with running(registry, work=DispatcherOptions(cpu_workers=1)) as it:
-            long = body_of(["hold", "never"]).ljust(20_000)
+            long = body_of(["hold", "never" * ROUND_BYTES])
             receives = [FakeReceive(long), FakeReceive(body_of("queued"))]
             asking = [
                 asyncio.ensure_future(it.call("/v1/encode", receive=r, content_length=str(n)))
