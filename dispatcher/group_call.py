@@ -14,7 +14,7 @@ from typing import Any
 
 from dispatcher.admission import Uncounted
 from dispatcher.costs import content_kind
-from dispatcher.errors import Cancelled, InvalidOption, InvalidText, NoGpuRoute
+from dispatcher.errors import Cancelled, EngineFault, InvalidOption, InvalidText, NoGpuRoute
 from dispatcher.failures import where
 from dispatcher.finisher import Finisher
 from dispatcher.gpu.group import CANCELLED, EXPIRED, Group, Ids
@@ -56,6 +56,7 @@ class GroupCall:
         "_documents",
         "_finisher",
         "_group",
+        "_is_cancelled",
         "_job",
         "_model",
         "_on_done",
@@ -85,9 +86,11 @@ class GroupCall:
         self._finisher: Finisher | None = None
         self._group: Group | None = None
         self._job: Job[Any] | None = None
+        self._is_cancelled = False
 
     def cancel(self) -> None:
         """Nobody waits for it any more; `on_done` gets `Cancelled`, unless results are there already."""
+        self._is_cancelled = True
         if self._group is not None:
             self._group.cancelled = True
         if self._job is not None:
@@ -123,6 +126,13 @@ class GroupCall:
         self._queue_job(None, deadline_ns)
 
     def _done(self, group: Group) -> None:
+        try:
+            self._finish(group)
+        except Exception as error:
+            log.error("a group cannot be finished", extra={"error": type(error).__name__, "where": where(error)})
+            self._tell(None, EngineFault("An internal error occurred; the call was not at fault. See the log."))
+
+    def _finish(self, group: Group) -> None:
         finisher = self._finisher
         assert finisher is not None
         if group.needs_cpu:
@@ -147,7 +157,7 @@ class GroupCall:
         self._tell(EncodedGroup([] if group.count_only else ids, n_tokens, GPU), None)  # type: ignore[arg-type]
 
     def _fell_back(self, group: Group, reason: str) -> None:
-        if group.cancelled or reason == CANCELLED:
+        if self._is_cancelled or reason == CANCELLED:
             self._tell(None, Cancelled("The call was cancelled."))
         elif reason == EXPIRED:
             self._tell(None, deadline_exceeded())
@@ -159,12 +169,20 @@ class GroupCall:
         slot = Uncounted(sum(map(len, self._documents)))
         job: Job[EncodedGroup | None] = Job(self._read, self._write, lambda error: None, self._tell, slot, deadline_ns)
         job.is_direct = True
-        if results is not None:
+        # What is no text at all goes to the worker as it is, which says so.
+        if results is not None and (request := self._read_text()) is not None:
             job.claim()
             job.model, job.route = self._model, GPU if any(results) else CPU
-            job.partial = Partial(self._read(), results)
+            job.partial = Partial(request, results)
         self._job = job
+        job.abandoned = self._is_cancelled
         self._queue.put([job])
+
+    def _read_text(self) -> EncodeRequest | None:
+        try:
+            return self._read()
+        except InvalidText:
+            return None
 
     def _read(self) -> EncodeRequest:
         documents = [text if isinstance(text, str) else _decoded(text, i) for i, text in enumerate(self._documents)]

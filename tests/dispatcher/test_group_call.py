@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from dispatcher.errors import Cancelled, DeadlineExceeded, EngineFault, InvalidOption, InvalidText, NoGpuRoute
+from dispatcher.finisher import Finisher
 from dispatcher.group_call import EncodedGroup
 from dispatcher.meter import WorkKey
 from dispatcher.request import EncodeOptions
 from gpu_core.errors import SidetokError
 from tests.fakes import LIMIT_S, Panic
-from tests.gpu_rig import GpuRig
+from tests.gpu_rig import GpuRig, code_points
 
 SLOW_NS = 3_600_000_000_000
 
@@ -131,6 +132,56 @@ def test_what_the_gpu_leaves_is_encoded_by_a_worker(calls: Calls, count_only: bo
     assert ids_of(result) == ([] if count_only else ids("a", "b!", "", "!"))
     assert sorted(calls.rig.tokenizer.seen) == ["!", "b!"]
     assert result.route == "gpu"
+
+
+def test_bytes_that_are_no_text_on_the_gpu(calls: Calls) -> None:
+    """The GPU leaves them to the CPU route, which says which document it is."""
+    calls.rig.gpus.start(
+        encode=lambda document: code_points(document[:0]),
+        needs_cpu=lambda document: "invalid UTF-8" if b"\xff" in document else None,
+    )
+    calls.start(b"a", b"b\xff", route="gpu")
+    error = calls.error()
+    assert isinstance(error, InvalidText)
+    assert "document 1" in str(error)
+    assert calls.told.empty()
+
+
+def test_results_that_cannot_be_finished(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller is told, once, and the next call is served."""
+    calls.rig.gpus.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(Finisher, "finish", _no_memory)
+        patch.setattr(Finisher, "finish_view", _no_memory)
+        calls.start("abc", options=EncodeOptions(add_special_tokens=False, max_tokens=2), route="gpu")
+        assert isinstance(calls.error(), EngineFault)
+    calls.start("abc", route="gpu")
+    assert ids_of(calls.result()) == ids("abc")
+    assert calls.told.empty()
+
+
+def _no_memory(*_: Any) -> Any:
+    raise MemoryError
+
+
+def test_a_call_that_is_cancelled_while_results_come(calls: Calls) -> None:
+    """What the GPU leaves of it is not encoded any more."""
+    call: list[Any] = []
+    calls.rig.gpus.start(needs_cpu=lambda document: call[0].cancel() or "hard")
+    gate = calls.rig.tokenizer.gate("hold")
+    for _ in range(2):
+        calls.start("hold", route="cpu")
+    gate.wait_entered()
+    engine = calls.rig.gpus.engines[0]
+    assert engine is not None
+    engine.is_hung = True
+    call.append(calls.start("left", route="gpu"))
+    engine.is_hung = False
+    engine.interrupt()
+    gate.open()
+    told = [calls.told.get(timeout=LIMIT_S) for _ in range(3)]
+    assert [type(error) for _, error in told if error] == [Cancelled]
+    assert "left" not in calls.rig.tokenizer.seen
 
 
 def test_a_lost_engine(calls: Calls) -> None:
