@@ -10,14 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dispatcher.costs import Costs
-from dispatcher.dispatcher import Dispatcher
 from dispatcher.gpu.batch import RouteLimits
 from dispatcher.gpu.fake_link import FakeEngine, make_slots
 from dispatcher.gpu.route import GpuRoute
-from dispatcher.options import DispatcherOptions
 from dispatcher.policy import GpuLoad
 from gpu_core.spec import read_spec
-from tests.fakes import LIMIT_S, TINY_TOKENIZER, FakeJob, FakeLoop, FakeTokenizer, submit
+from tests.fakes import LIMIT_S, TINY_TOKENIZER
+from tests.rig import Rig
 
 KEY = read_spec(TINY_TOKENIZER).digest
 GPU_OFFSET = 1 << 20
@@ -91,32 +90,14 @@ def _serve(route: GpuRoute) -> None:
         pass
 
 
-class GpuRig:
+class GpuRig(Rig):
     """A dispatcher on both routes, and a loop that the test turns."""
 
     def __init__(self, n_workers: int = 2, n_gpus: int = 1, limits: RouteLimits | None = None, **options: Any) -> None:
-        self.loop = FakeLoop()
-        self.tokenizer = FakeTokenizer()
         self.gpus = FakeGpus(n_gpus, limits)
-        work = DispatcherOptions(cpu_workers=n_workers, **{"policy": "gpu", **options})
-        self.dispatcher = Dispatcher(work, self.loop.wake, None, self.gpus)
-
-    def submit(self, *documents: str, **more: Any) -> FakeJob:
-        """Submit one encode job."""
-        return submit(self.dispatcher, self.tokenizer, *documents, **more)
-
-    def finish(self, *jobs: FakeJob) -> None:
-        """Turn the loop until these jobs ended."""
-        self.loop.run_until(lambda: all(job.ended for job in jobs))
-
-    def settle(self) -> None:
-        """Turn the loop until nothing is in flight."""
-        self.loop.run_until(lambda: self.dispatcher.n_in_flight == 0)
-        assert (self.dispatcher.admission.n_requests, self.dispatcher.admission.n_bytes) == (0, 0)
+        super().__init__(n_workers, gpus=self.gpus, **{"policy": "gpu", **options})
 
     def close(self) -> None:
         """Open every gate and stop."""
-        for gate in self.tokenizer.gates.values():
-            gate.open()
-        self.dispatcher.close()
+        super().close()
         self.gpus.close()

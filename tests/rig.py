@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.options import DispatcherOptions
 from tests.fakes import FakeJob, FakeLoop, FakeTokenizer, submit
@@ -13,13 +15,14 @@ LONG = 1 << 20
 class Rig:
     """A dispatcher with a scripted tokenizer and a loop that the test turns."""
 
-    def __init__(self, n_workers: int = 4, deferred: bool = False, **options: float) -> None:
+    def __init__(self, n_workers: int = 4, deferred: bool = False, gpus: Any = None, **options: Any) -> None:
         self.loop = FakeLoop()
         self.tokenizer = FakeTokenizer()
         self.dispatcher = Dispatcher(
-            DispatcherOptions(cpu_workers=n_workers, **options),  # type: ignore[arg-type]
+            DispatcherOptions(cpu_workers=n_workers, **options),
             self.loop.wake,
             self.loop.wake if deferred else None,
+            gpus,
         )
 
     def submit(self, *documents: str, **more: object) -> FakeJob:
@@ -40,3 +43,8 @@ class Rig:
         for gate in self.tokenizer.gates.values():
             gate.open()
         self.dispatcher.close()
+
+
+def ids(document: str) -> list[int]:
+    """What the scripted tokenizer makes of a document."""
+    return [ord(c) for c in document]

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import pytest
@@ -17,30 +17,9 @@ from dispatcher.job import Job
 from dispatcher.request import EncodeOptions
 from gpu_core.errors import SidetokError
 from tests.fakes import DecodeJob, FakeJob, FakeTokenizer, Gate, Panic, PanicException, submit
-from tests.rig import LONG, Rig
+from tests.rig import LONG, Rig, ids
 
 MARKER = "the secret text of a document"
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    """Four workers."""
-    rig = Rig()
-    yield rig
-    rig.close()
-
-
-@pytest.fixture
-def lone() -> Iterator[Rig]:
-    """One worker, so that a test decides what waits."""
-    rig = Rig(1)
-    yield rig
-    rig.close()
-
-
-def ids(document: str) -> list[int]:
-    """What the fake tokenizer makes of a document."""
-    return [ord(c) for c in document]
 
 
 def test_a_job_is_answered(rig: Rig) -> None:

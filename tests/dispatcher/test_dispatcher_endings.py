@@ -7,37 +7,15 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 
 import pytest
 
 from dispatcher.errors import DeadlineExceeded
 from dispatcher.work_queue import ROUND_BYTES
 from tests.fakes import LIMIT_S, FakeJob, Gate, Panic
-from tests.rig import LONG, Rig
+from tests.rig import LONG, Rig, ids
 
 MARKER = "the secret text of a document"
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    """Four workers."""
-    rig = Rig()
-    yield rig
-    rig.close()
-
-
-@pytest.fixture
-def lone() -> Iterator[Rig]:
-    """One worker, so that a test decides what waits."""
-    rig = Rig(1)
-    yield rig
-    rig.close()
-
-
-def ids(document: str) -> list[int]:
-    """What the fake tokenizer makes of a document."""
-    return [ord(c) for c in document]
 
 
 def test_a_deadline_ends_a_job_that_waits(lone: Rig) -> None:
