@@ -20,7 +20,7 @@ class Peer:
     """A server at `http://HOST:PORT` or `unix:PATH`, over one connection that is kept."""
 
     def __init__(self, address: str) -> None:
-        self._connection = _UnixConnection(address) if address.startswith("unix:") else _tcp(address)
+        self._connection = connect(address, TIMEOUT_S)
 
     def post(self, path: str, body: Any) -> Any:
         """The answer to a JSON body. Raises `RefusedError`, and `OSError` when nobody answers."""
@@ -53,19 +53,22 @@ def conversation(model: str, text: str, max_tokens: int) -> dict[str, Any]:
     return {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": max_tokens}
 
 
-def _tcp(address: str) -> http.client.HTTPConnection:
+def connect(address: str, timeout_s: float) -> http.client.HTTPConnection:
+    """A connection to `http://HOST:PORT` or `unix:PATH`, made with its first request."""
+    if address.startswith("unix:"):
+        return _UnixConnection(address.removeprefix("unix:"), timeout_s)
     url = urlsplit(address)
     if url.scheme != "http" or url.hostname is None:
         raise ValueError(f"{address} is neither http://HOST:PORT nor unix:PATH")
-    return http.client.HTTPConnection(url.hostname, url.port, timeout=TIMEOUT_S)
+    return http.client.HTTPConnection(url.hostname, url.port, timeout=timeout_s)
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, address: str) -> None:
-        super().__init__("sidetok", timeout=TIMEOUT_S)
-        self._path = address.removeprefix("unix:")
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("sidetok", timeout=timeout_s)
+        self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(TIMEOUT_S)
+        self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)

@@ -22,6 +22,7 @@ __all__ = [
     "NOT_READY",
     "Launch",
     "address_of",
+    "compile_ahead",
     "compile_kernels",
     "cupy",
     "device_address",
@@ -87,14 +88,10 @@ def launch_of(kernel: int, blocks: int, threads: int, *structs: NDArray[Any]) ->
 
 def compile_kernels(defines: dict[str, int], names: tuple[str, ...]) -> tuple[dict[str, int], list[Any]]:
     """Addresses of the kernels by name, and what keeps them loaded. Raises `DeviceUnavailable` if it cannot be."""
-    # CuPy keeps compiled modules by source and options, and does not look into included files.
-    digest = source_digest()[:16]
-    flags = ("-std=c++17", f"-I{kernel_directory()}", f"-DSIDETOK_SOURCES=0x{digest}ull", "-lineinfo")
-    options = (*flags, *(f"-D{name}={value}" for name, value in sorted(defines.items())))
     found: dict[str, int] = {}
     loaded: list[Any] = []
     for name in names:
-        module = cupy.RawModule(code=(kernel_directory() / f"{name}.cu").read_text(), options=options)
+        module = cupy.RawModule(code=_source_of(name), options=_options(defines))
         try:
             kernel = module.get_function(name)
             found[name] = kernel.kernel.ptr
@@ -102,3 +99,38 @@ def compile_kernels(defines: dict[str, int], names: tuple[str, ...]) -> tuple[di
             raise DeviceUnavailable(f"the kernels do not compile on this device: {error}") from None
         loaded.append((module, kernel))
     return found, loaded
+
+
+def compile_ahead(defines: dict[str, int], name: str, architecture: str) -> None:
+    """Put a kernel for GPUs of an architecture (`90`) where CuPy will look for it, without such a GPU.
+
+    Raises `DeviceUnavailable` without CuPy, or if the kernel does not compile.
+    """
+    if cupy is None:
+        raise DeviceUnavailable("CuPy is not installed: the extras cuda12 and cuda13 bring it")
+    compiler = cupy.cuda.compiler
+    flags_of = compiler._get_arch_for_options_for_nvrtc
+    # It remembers its results by device, and there is none.
+    compiler._get_arch_for_options_for_nvrtc = flags_of.__wrapped__
+    try:
+        cupy._core.core.compile_with_cache(
+            _source_of(name), _options(defines), arch=architecture, prepend_cupy_headers=False
+        )
+    except compiler.CompileException as error:
+        raise DeviceUnavailable(f"{name} does not compile for sm_{architecture}: {error}") from None
+    except (driver.CUDADriverError, runtime.CUDARuntimeError):
+        # What is compiled is kept before it is loaded, which needs the device.
+        pass
+    finally:
+        compiler._get_arch_for_options_for_nvrtc = flags_of
+
+
+def _source_of(name: str) -> str:
+    return (kernel_directory() / f"{name}.cu").read_text()
+
+
+def _options(defines: dict[str, int]) -> tuple[str, ...]:
+    # CuPy keeps compiled modules by source and options, and does not look into included files.
+    digest = source_digest()[:16]
+    flags = ("-std=c++17", f"-I{kernel_directory()}", f"-DSIDETOK_SOURCES=0x{digest}ull", "-lineinfo")
+    return (*flags, *(f"-D{name}={value}" for name, value in sorted(defines.items())))
