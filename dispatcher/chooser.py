@@ -25,10 +25,12 @@ from dispatcher.policy import (
     Choice,
     CpuLoad,
     GpuLoad,
+    asked_for,
     best_gpu,
-    choose_route,
+    compare,
     cpu_completion_ns,
     gpu_choice,
+    n_beyond_few,
 )
 from dispatcher.tally import Tally
 
@@ -42,8 +44,15 @@ EXPLORE_MAX_NS = 10_000_000
 """Work that is predicted to take longer on the other route does not explore it."""
 DEADLINE_TIMES = 20
 """A deadline is near when less than so many times the predicted time is left."""
+CLEAR_TIMES = 2.5
+"""A choice of a GPU is clear when the CPU route takes so many times as long: then it holds for `CLEAR_DECISIONS` and
+`CLEAR_NS`, for as many documents or more, as long as `CLEAR_BYTES` more wait there at most."""
+CLEAR_DECISIONS = 8
+CLEAR_NS = 1_000_000
+CLEAR_BYTES = 1 << 16
 
 _EXPLORE_CPU = Choice(CPU, EXPLORE)
+_SAME = gpu_choice(0, FASTER)
 
 
 @dataclass(slots=True)
@@ -53,6 +62,12 @@ class _Habit:
     last: str = ""
     n_since: int = 0
     """Decisions since the last exploration."""
+    n_clear: int = 0
+    """So many more decisions are the same, while all that follows holds."""
+    until_ns: int = 0
+    min_documents: int = 0
+    max_bytes: int = 0
+    max_waiting: int = 0
 
 
 class RouteChooser:
@@ -80,14 +95,23 @@ class RouteChooser:
         policy = policy or self.policy
         costs = self.costs
         cpu_cost, gpu_cost = costs.of(CPU, model, kind), costs.of(GPU, model, kind)
+        if policy != ADAPTIVE:
+            choice = asked_for(policy, n_bytes, n_documents, gpus, gpu_cost, now_ns)
+            self._counts[choice.route, choice.reason].add()
+            return choice
         key = (model, kind, size_class(n_bytes // n_documents))
         habit = self._habits.get(key)
         if habit is None:
             habit = self._habits.setdefault(key, _Habit())
-        choice = choose_route(n_bytes, n_documents, cpu, cpu_cost, gpus, gpu_cost, now_ns, policy, habit.last)
+        choice, times = compare(n_bytes, n_documents, cpu, cpu_cost, gpus, gpu_cost, now_ns, habit.last)
+        habit.n_clear = 0
         if choice.reason is FASTER or choice.reason is LESS_CPU:
             habit.last = choice.route
             habit.n_since += 1
+            if times >= CLEAR_TIMES and choice.gpu == 0 and len(gpus) == 1:
+                habit.until_ns, habit.max_waiting = now_ns + CLEAR_NS, gpus[0].waiting_bytes + CLEAR_BYTES
+                habit.min_documents, habit.max_bytes = n_documents, 2 * n_bytes
+                habit.n_clear = CLEAR_DECISIONS
             if not habit.n_since % EXPLORE_EVERY and n_bytes <= EXPLORE_MAX_BYTES:
                 look = _Look(n_bytes, n_documents, cpu, cpu_cost, gpus, gpu_cost, now_ns)
                 other = look.at_the_other(choice.route, habit.n_since, deadline_ns)
@@ -96,6 +120,27 @@ class RouteChooser:
                     choice = other
         self._counts[choice.route, choice.reason].add()
         return choice
+
+    def again(
+        self, model: str, kind: str, n_bytes: int, n_documents: int, gpus: Sequence[GpuLoad], now_ns: int
+    ) -> Choice | None:
+        """The choice of a moment ago, if it was clear and nothing has changed that could change it."""
+        habit = self._habits.get((model, kind, size_class(n_bytes // n_documents)))
+        if habit is None or not habit.n_clear or now_ns > habit.until_ns:
+            return None
+        load = gpus[0]
+        if (
+            n_documents < habit.min_documents
+            or n_bytes > habit.max_bytes
+            or load.waiting_bytes > habit.max_waiting
+            or not load.ready
+            or not (habit.n_since + 1) % EXPLORE_EVERY
+        ):
+            return None
+        habit.n_clear -= 1
+        habit.n_since += 1
+        self._counts[GPU, FASTER].add()
+        return _SAME
 
     def snapshot(self) -> dict[tuple[str, str], int]:
         """Decisions by route and reason; callable from any thread."""
@@ -117,6 +162,8 @@ class _Look(NamedTuple):
         """The other route, if its costs are stale and nobody is hurt by it."""
         gpu, gpu_ns = best_gpu(self.n_bytes, self.n_documents, self.gpus, self.gpu_cost, self.now_ns)
         if gpu < 0 or not self._is_stale(chosen):
+            return None
+        if chosen == GPU and n_beyond_few(self.gpus[gpu], self.n_bytes // self.n_documents) > 0:
             return None
         cpu_ns = cpu_completion_ns(self.n_documents, self.n_bytes // self.n_documents, self.cpu, self.cpu_cost)
         chosen_ns, other_ns, other = (

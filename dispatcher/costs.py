@@ -37,6 +37,8 @@ FORGET_NS = 30_000_000_000
 KNOWN = 0.25
 """A class with less weight takes the factor of its nearest neighbour with more."""
 AGE_NS = 1_000_000_000
+OFTEN_NS = 1_000_000
+"""Replays of a size class that is well known are observed once in so long: more of them say nothing new."""
 UNANSWERED_STEP = 0.05
 """What one document counts for in the part that is left unanswered."""
 
@@ -110,6 +112,11 @@ class Curve:
         """Predicted nanoseconds."""
         fixed_ns, byte_ns = self._lines[n_bytes.bit_length() >> 1]
         return fixed_ns + byte_ns * n_bytes
+
+    def is_fresh(self, n_bytes: int, now_ns: int) -> bool:
+        """Whether the size is well known and was observed within `OFTEN_NS`."""
+        at = n_bytes.bit_length() >> 1
+        return self._weights[at] >= FULL_WEIGHT and 0 <= now_ns - self.seen_ns[at] < OFTEN_NS
 
     def observe(self, n_bytes: int, took_ns: float, now_ns: int) -> None:
         """Learn from one piece of work."""
@@ -240,6 +247,8 @@ class Costs:
         """One replay, from launch to results at hand, and the host CPU that it took in all processes."""
         cost = self.of("gpu", model, kind)
         each = n_bytes // n_documents
+        if not n_unanswered and cost.time.is_fresh(n_bytes, now_ns) and not cost.unanswered[each.bit_length() >> 1]:
+            return
         cost.time.observe(n_bytes, took_ns, now_ns)
         cost.cpu.observe(each, cpu_ns / n_documents, now_ns)
         at = size_class(each)

@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from dispatcher.calibrator import Calibrator
 from dispatcher.costs import Costs
 from dispatcher.gpu.batch import RouteLimits
+from dispatcher.gpu.driver import SILENT, UNUSABLE, RouteDriver
 from dispatcher.gpu.group import ENGINE_SILENT, NOT_READY
 from dispatcher.gpu.incarnation import Replay
 from dispatcher.gpu.options import GpuRouteOptions
@@ -52,11 +53,14 @@ class Gpus:
         cache_dir: Path | None = None,
         command: Sequence[str] = (),
         calibrate: bool = True,
+        driven: bool = False,
     ) -> None:
         """`cache_dir` keeps tables and calibrations. `command` replaces the program of the engines.
 
-        Without `calibrate` costs begin at their defaults. Nothing runs before `start`.
+        Without `calibrate` costs begin at their defaults. Nothing runs before `start`. `driven`: the caller takes the
+        turns of `driver` instead of a thread for each GPU.
         """
+        self.driver = RouteDriver() if driven else None
         self.costs = Costs()
         self._clocks = clocks
         self._limits = RouteLimits(silent_after_s=options.gpu_watchdog_s + SILENT_AFTER_WATCHDOG_S)
@@ -67,6 +71,7 @@ class Gpus:
         self._unsupported: dict[str, str] = {}
         self._calibrator = Calibrator(self.costs, cache_dir, self._serving, clocks) if calibrate else None
         self._threads: dict[int, _GpuThread] = {}
+        self._by_gpu: dict[int, GpuRoute] = {}
         self._routes: tuple[GpuRoute, ...] = ()
         self._supervisor = Supervisor(
             options,
@@ -154,7 +159,7 @@ class Gpus:
 
     def snapshots(self) -> dict[int, RouteSnapshot]:
         """What each route counted, by GPU."""
-        return {gpu: thread.route.snapshot() for gpu, thread in sorted(self._threads.copy().items())}
+        return {gpu: route.snapshot() for gpu, route in sorted(self._by_gpu.copy().items())}
 
     def close(self) -> None:
         """End the engines. What is still queued or in flight falls back, to whoever still takes it."""
@@ -162,36 +167,46 @@ class Gpus:
             self._calibrator.close()
         for thread in self._threads.copy().values():
             thread.end()
+        if self.driver is not None:
+            self.driver.close()
         self._supervisor.close()
         for thread in self._threads.copy().values():
             thread.join()
 
     def _serving(self, key: str) -> tuple[str, GpuRoute] | None:
         """A device that serves a model now."""
-        for gpu, thread in self._threads.copy().items():
-            if thread.route.load(key).ready:
+        for gpu, route in self._by_gpu.copy().items():
+            if route.load(key).ready:
                 facts = next((status.facts for status in self.statuses() if status.gpu == gpu), None)
-                return (facts.name if facts else "", thread.route)
+                return (facts.name if facts else "", route)
         return None
 
     def _serve(self, gpu: int, link: ProcessLink) -> None:
         """On the supervisor's thread: an engine is up."""
-        thread = self._threads.get(gpu)
-        if thread is None:
-            thread = _GpuThread(gpu, GpuRoute(self._cuts, self._limits, self._observe), self._clocks)
-            thread.start()
-            self._threads[gpu] = thread
-            self._routes = (*self._routes, thread.route)
-        thread.links.put(link)
+        route = self._by_gpu.get(gpu)
+        if route is None:
+            route = GpuRoute(self._cuts, self._limits, self._observe)
+            if self.driver is not None:
+                self.driver.add(route)
+            else:
+                self._threads[gpu] = _GpuThread(gpu, route, self._clocks)
+                self._threads[gpu].start()
+            self._by_gpu[gpu] = route
+            self._routes = (*self._routes, route)
+        if self.driver is not None:
+            self.driver.serve(route, link)
+        else:
+            self._threads[gpu].links.put(link)
 
     def _forget(self, gpu: int, key: str) -> None:
         """On the supervisor's thread: a tokenizer was withdrawn."""
-        if (thread := self._threads.get(gpu)) is not None:
-            thread.route.forget(key)
+        if (route := self._by_gpu.get(gpu)) is not None:
+            route.forget(key)
 
-    @staticmethod
-    def _note_loss(gpu: int, link: ProcessLink, reason: str) -> None:
-        """On the supervisor's thread: its link tells the route by itself."""
+    def _note_loss(self, gpu: int, link: ProcessLink, reason: str) -> None:
+        """On the supervisor's thread: its link tells a thread that waits by itself."""
+        if self.driver is not None:
+            self.driver.wake()
         log.warning("documents of a lost GPU engine take the CPU route", extra={"gpu": gpu, "reason": reason})
 
     def _observe(self, replay: Replay) -> None:
@@ -223,10 +238,9 @@ class _GpuThread(threading.Thread):
         while (link := self.links.get()) is not None:
             reason = self.route.serve(link)
             if reason == ENGINE_SILENT:
-                link.kill("a replay was not finished in time")
+                link.kill(SILENT)
             elif reason != NOT_READY:
-                # It may live on, and say nonsense: only a new one is served again.
-                link.kill("its answers could not be used")
+                link.kill(UNUSABLE)
 
     def end(self) -> None:
         """Let the thread end."""

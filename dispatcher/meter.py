@@ -86,10 +86,9 @@ class WorkerTally:
 
     def row(self, model: str, route: str) -> Work:
         """The row of a model and route, made on first use."""
-        key = WorkKey(model, route)
-        row = self.work.get(key)
+        row: Work | None = self.work.get((model, route))  # type: ignore[call-overload]
         if row is None:
-            row = self.work[key] = Work()
+            row = self.work[WorkKey(model, route)] = Work()
         return row
 
     def queue_of(self, route: str) -> Histogram:

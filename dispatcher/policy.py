@@ -3,6 +3,7 @@
 Both routes are predicted as if the work joined the end of their queues now:
 
     CPU   backlog / workers that are awake  +  wake-up  +  documents * (fixed + byte * mean size)
+          +  what the documents on the GPU route lose by it
     GPU   rest of the replay under way  +  replay of the batch that the work would be in  +  what needs the CPU then
 
 The faster one answers. When they are equal within 10 %, the one that takes less of the host's CPU does: it is kept
@@ -36,6 +37,12 @@ MOVES = 1.05
 """It is changed to while it is slower by no more than this."""
 LESS = 0.9
 """Host CPU counts as less below this part of the other's."""
+HANDOVER_NS = 20_000
+"""What a worker that encodes takes from each document on a busy GPU route: their threads share one interpreter. ..."""
+BUSY_DOCUMENTS = 8
+"""... Busy is one with more documents, ..."""
+HANDOVERS_AT_MOST = 4.0
+"""... and never is the CPU route taken for slower than by so many times its own time."""
 
 
 @dataclass(slots=True)
@@ -98,27 +105,53 @@ def choose_route(
 
     `policy` is that of the request, or else of the service. `last` is the route that such work took last.
     """
+    if policy != ADAPTIVE:
+        return asked_for(policy, n_bytes, n_documents, gpus, gpu_cost, now_ns)
+    return compare(n_bytes, n_documents, cpu, cpu_cost, gpus, gpu_cost, now_ns, last)[0]
+
+
+def asked_for(
+    policy: str, n_bytes: int, n_documents: int, gpus: Sequence[GpuLoad], gpu_cost: RouteCost, now_ns: int
+) -> Choice:
+    """The choice where the route is given: which GPU, or none when none is ready."""
     if policy == CPU:
         return _CPU_CHOICE[POLICY]
+    if len(gpus) == 1:
+        return _GPU_CHOICES[0][POLICY] if gpus[0].ready else _CPU_CHOICE[NO_GPU]
+    gpu, _ = best_gpu(n_bytes, n_documents, gpus, gpu_cost, now_ns)
+    return _CPU_CHOICE[NO_GPU] if gpu < 0 else gpu_choice(gpu, POLICY)
+
+
+def compare(
+    n_bytes: int,
+    n_documents: int,
+    cpu: CpuLoad,
+    cpu_cost: RouteCost,
+    gpus: Sequence[GpuLoad],
+    gpu_cost: RouteCost,
+    now_ns: int,
+    last: str,
+) -> tuple[Choice, float]:
+    """The adaptive choice, and how many times as long the other route would take."""
     gpu, gpu_ns = best_gpu(n_bytes, n_documents, gpus, gpu_cost, now_ns)
     if gpu < 0:
-        return _CPU_CHOICE[NO_GPU]
-    if policy == GPU:
-        return gpu_choice(gpu, POLICY)
+        return _CPU_CHOICE[NO_GPU], 1.0
     each = n_bytes // n_documents
     cpu_ns = cpu_completion_ns(n_documents, each, cpu, cpu_cost)
+    if (n_beyond := n_beyond_few(gpus[gpu], each)) > 0:
+        cpu_ns += min(cpu_ns * HANDOVERS_AT_MOST, HANDOVER_NS * n_beyond / n_documents)
     again = gpu_cost.unanswered[each.bit_length() >> 1]
     if again > 0.0:
         gpu_ns += again * n_documents * cpu_cost.time.at(each)
     if gpu_ns <= cpu_ns:
         near = cpu_ns <= gpu_ns * (STAYS if last == CPU else MOVES)
         if near and _is_less(cpu_cost.cpu.at(each), _gpu_takes(each, gpu_cost, cpu_cost, again)):
-            return _CPU_CHOICE[LESS_CPU]
-        return gpu_choice(gpu, FASTER)
+            return _CPU_CHOICE[LESS_CPU], 1.0
+        return gpu_choice(gpu, FASTER), cpu_ns / gpu_ns
     near = gpu_ns <= cpu_ns * (STAYS if last == GPU else MOVES)
     if near and _is_less(_gpu_takes(each, gpu_cost, cpu_cost, again), cpu_cost.cpu.at(each)):
-        return gpu_choice(gpu, LESS_CPU)
-    return _CPU_CHOICE[FASTER]
+        return gpu_choice(gpu, LESS_CPU), 1.0
+    return _CPU_CHOICE[FASTER], gpu_ns / cpu_ns
 
 
 def best_gpu(
@@ -168,6 +201,11 @@ def gpu_completion_ns(n_bytes: int, n_documents: int, load: GpuLoad, cost: Route
     if load.launched_ns:
         ns += max(0.0, load.launched_ns + at(load.launched_bytes) - now_ns)
     return ns
+
+
+def n_beyond_few(load: GpuLoad, each: int) -> int:
+    """Documents of `each` bytes on a GPU route, beyond those of one that is not busy."""
+    return (load.waiting_bytes + load.launched_bytes) // (each or 1) - BUSY_DOCUMENTS
 
 
 def gpu_choice(gpu: int, reason: str) -> Choice:

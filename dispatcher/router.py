@@ -26,7 +26,7 @@ from dispatcher.gpu.group import CANCELLED, EXPIRED, Group, Ids
 from dispatcher.gpu.held_ids import HeldIds
 from dispatcher.job import Job, Partial, deadline_exceeded
 from dispatcher.meter import WorkerTally
-from dispatcher.policy import CPU, GPU, NO_GPU, Choice, CpuLoad, GpuLoad
+from dispatcher.policy import ADAPTIVE, CPU, GPU, NO_GPU, Choice, CpuLoad, GpuLoad
 from dispatcher.request import EncodedDocument, EncodeOptions, EncodeRequest, Request, Route
 from dispatcher.shadow import ShadowCheck
 from dispatcher.work_queue import WorkQueue
@@ -34,6 +34,8 @@ from gpu_core.errors import SidetokError
 
 Read = tuple[Job[Any], Request]
 _NOTHING = nullcontext()
+_NO_LOAD = CpuLoad(1, 1)
+"""Where the route is given, nobody asks for that of the CPU route."""
 WRITE_BYTES = 32_768
 """Answers to longer texts are written by a worker: the route's thread has replays to launch."""
 
@@ -156,16 +158,19 @@ class Router:
         on_worker: bool = False,
     ) -> Choice:
         """The route of documents of one model (its digest) and kind. `on_worker`: who asks would encode them."""
+        loads = self.gpus.loads(key)
+        policy = "" if route == "auto" else route
+        now_ns = time.monotonic_ns()
+        if (policy or self.chooser.policy) != ADAPTIVE:
+            return self.chooser.choose(key, kind, n_bytes, n_documents, _NO_LOAD, loads, now_ns, policy, deadline_ns)
+        if loads and (choice := self.chooser.again(key, kind, n_bytes, n_documents, loads, now_ns)) is not None:
+            return choice
         queue = self._queue
         start_ns = 0.0 if on_worker else queue.wake_ns
         # A worker that asks is one that would begin at once.
         n_idle = queue.n_idle + (on_worker and self._n_workers > 1)
         cpu = CpuLoad(self._n_workers, n_idle, queue.waiting_bytes, queue.n_waiting, start_ns)
-        loads = self.gpus.loads(key)
-        policy = "" if route == "auto" else route
-        return self.chooser.choose(
-            key, kind, n_bytes, n_documents, cpu, loads, time.monotonic_ns(), policy, deadline_ns
-        )
+        return self.chooser.choose(key, kind, n_bytes, n_documents, cpu, loads, now_ns, policy, deadline_ns)
 
     def observing(self, requests: list[Read]) -> AbstractContextManager[None]:
         """Encode requests that share a tokenizer are encoded by the calling thread while the context lasts."""

@@ -36,7 +36,10 @@ class RouteLimits:
     beside_documents: int = 4
     """While a shared replay of a model is under way, the next one is launched with so many documents at least, ..."""
     beside_bytes: int = 1 << 15
-    """... or so much text: a replay costs the host the same for one document and for many."""
+    """... or so much text, ..."""
+    beside_gap_ns: int = 50_000
+    """... or at once when documents come so long apart lately: a replay costs the host the same for one document and
+    for many, which matters when there are many."""
     hold_from_bytes: int = 1 << 16
     """Ids of a document that are handed out without a copy, in bytes."""
     silent_after_s: float = 3.0
@@ -205,6 +208,7 @@ class Former:
             not queue.under_way
             or queue.n_waiting >= self.limits.beside_documents
             or queue.load.waiting_bytes >= self.limits.beside_bytes
+            or queue.gap_ns >= self.limits.beside_gap_ns
         )
 
     def _next_shared(self, queue: ModelQueue, now_ns: int) -> Batch | None:
@@ -261,6 +265,7 @@ class Former:
             load.alone_launched_ns, load.alone_launched_bytes = batch.launched_ns, batch.n_bytes
             return
         self._alone_yields = False
+        batch.queue.note_gap(batch)
         under_way = batch.queue.under_way
         under_way.append(batch)
         if len(under_way) == 1:

@@ -19,10 +19,16 @@ from dispatcher.gpu.group import ENGINE_LOST, ENGINE_SILENT, UNREADABLE, Group
 from dispatcher.gpu.link import Completion, EngineLink, EngineLost, Slot
 from dispatcher.gpu.model_queue import Batch, ModelQueue
 from dispatcher.gpu.results import Reader
-from dispatcher.gpu.route_tally import ClassKey, RouteTally
+from dispatcher.gpu.route_tally import RouteTally
 from dispatcher.gpu.staging import STEP_BYTES, fill_alone, fill_shared
 
 log = logging.getLogger("sidetok.gpu_route")
+
+MEASURED = 4
+"""CPU time is read in one of so many turns and launches, and taken to be the same in the others: each look at the clock
+is a system call."""
+MEASURED_BYTES = 1 << 16
+"""But for launches of more text, whose copy takes longer than all else."""
 
 
 class Replay(NamedTuple):
@@ -71,8 +77,11 @@ class Incarnation:
         self._filling: tuple[Batch, int] | None = None
         self._to_tell: deque[tuple[Group, str]] = deque()
         self._reader = Reader(limits.hold_from_bytes, self._may_hold, self._let_go)
-        self._turn_cpu_ns = 0
+        self._turn_cpu_ns = self._n_turns = self._n_launches = 0
         self._turn_thread = 0
+        """The thread that is in `turn`, and does not wait there."""
+        self._hand_out_ns = self._stage_ns = 0
+        """CPU time of handing out a replay, and of launching one outside of a turn, as measured last."""
         self._look_ns = 0
 
     def queue_of(self, model_key: str) -> ModelQueue | None:
@@ -101,13 +110,21 @@ class Incarnation:
 
     def turn(self, timeout_s: float) -> None:
         """Wait for completions, launch what has formed meanwhile, then hand out results."""
-        if not self._turn_thread:
-            self._turn_thread, self._turn_cpu_ns = threading.get_ident(), self._clocks.cpu()
+        if not self._turn_cpu_ns or (not timeout_s and not self._n_turns % MEASURED):
+            self._turn_cpu_ns = self._clocks.cpu()
         try:
             completions = self.link.wait(0.0 if self.is_filling else timeout_s)
         except EngineLost:
             self.end(ENGINE_LOST)
             return
+        self._turn_thread = threading.get_ident()
+        try:
+            self._go_on(completions)
+        finally:
+            self._turn_thread = 0
+        self._look(self._clocks.wall())
+
+    def _go_on(self, completions: list[Completion]) -> None:
         ended: list[tuple[Batch, Completion]] = []
         with self._lock:
             for completion in completions:
@@ -122,7 +139,6 @@ class Incarnation:
         if self.is_filling:
             self._fill_step()
         self._pump()
-        self._look(self._clocks.wall())
 
     def forget(self, model_key: str) -> None:
         """Launch nothing more of a model; what waits falls back."""
@@ -179,7 +195,14 @@ class Incarnation:
 
     def _launch(self, batch: Batch) -> bool:
         """Under the lock: fill a shared batch and start it; false when the engine is gone."""
-        cpu_ns = self._clocks.cpu()
+        cpu_ns = 0
+        if threading.get_ident() != self._turn_thread:
+            # What a turn launches is counted with the turn.
+            self._n_launches += 1
+            if not self._n_launches % MEASURED or batch.n_bytes > MEASURED_BYTES or not self._stage_ns:
+                cpu_ns = self._clocks.cpu()
+            else:
+                batch.stage_cpu_ns = self._stage_ns
         if batch.piece is None:
             try:
                 fill_shared(batch)
@@ -195,7 +218,11 @@ class Incarnation:
         tally = self._tally
         tally.batch_documents.observe(batch.n_documents)
         tally.batch_bytes.observe(batch.n_bytes)
-        self._staged(batch, cpu_ns)
+        if cpu_ns:
+            spent_ns = self._clocks.cpu() - cpu_ns
+            batch.stage_cpu_ns += spent_ns
+            if batch.n_bytes <= MEASURED_BYTES:
+                self._stage_ns = spent_ns
         return True
 
     def _refuse(self, batch: Batch) -> None:
@@ -222,7 +249,9 @@ class Incarnation:
             for group in finished:
                 group.settled = True
                 answer(group.on_done, group)
-            self._turn_cpu_ns = self._clocks.cpu()
+            self._n_turns += 1
+            if not self._n_turns % MEASURED:
+                self._turn_cpu_ns = self._clocks.cpu()
 
     def _lose_results(self, batch: Batch, error: Exception) -> None:
         """What an engine wrote makes no sense: it cannot be trusted any more."""
@@ -232,14 +261,20 @@ class Incarnation:
             self._end(ENGINE_LOST)
 
     def _count(self, ended: list[tuple[Batch, Completion]], now_ns: int) -> None:
-        spent_ns = self._clocks.cpu() - self._turn_cpu_ns
+        if not self._n_turns % MEASURED:
+            self._hand_out_ns = (self._clocks.cpu() - self._turn_cpu_ns) // len(ended)
+        each_ns = self._hand_out_ns
         tally = self._tally
         tally.n_views = self._reader.n_views
-        tally.deliver_cpu_ns += spent_ns
-        each_ns = spent_ns // len(ended)
+        tally.deliver_cpu_ns += each_ns * len(ended)
         for batch, completion in ended:
-            key = ClassKey(batch.queue.key, batch.slot.size.capacity)
-            tally.completed(key, batch.n_bytes, batch.n_documents, completion.replay_ns, completion.engine_cpu_ns)
+            tally.completed(
+                (batch.queue.key, batch.slot.size.capacity),
+                batch.n_bytes,
+                batch.n_documents,
+                completion.replay_ns,
+                completion.engine_cpu_ns,
+            )
             tally.stage_cpu_ns += batch.stage_cpu_ns
             if completion.needs_cpu:
                 tally.needs_cpu.update(completion.needs_cpu.values())
@@ -289,24 +324,19 @@ class Incarnation:
                     self._settle(batch)
 
     def _fill(self, batch: Batch, n_filled: int, n_bytes: int) -> int:
-        cpu_ns = self._clocks.cpu()
+        is_turn = threading.get_ident() == self._turn_thread
+        cpu_ns = 0 if is_turn else self._clocks.cpu()
         apply: Callable[[ModelQueue, Batch], None] = self.former.filled
         try:
             n_filled = fill_alone(batch, n_filled, n_bytes)
         except Exception:  # something that is no bytes, or no memory
             apply, n_filled = self.former.refused, batch.n_bytes
-        self._staged(batch, cpu_ns)
+        if not is_turn:
+            batch.stage_cpu_ns += self._clocks.cpu() - cpu_ns
         if n_filled == batch.n_bytes:
             self._events.append((apply, batch.queue, batch))
             self._pump()
         return n_filled
-
-    def _staged(self, batch: Batch, since_cpu_ns: int) -> None:
-        spent_ns = self._clocks.cpu() - since_cpu_ns
-        batch.stage_cpu_ns += spent_ns
-        if threading.get_ident() == self._turn_thread:
-            # Not the work of its turn, too.
-            self._turn_cpu_ns += spent_ns
 
     def _may_hold(self, queue: ModelQueue, slot: Slot) -> bool:
         with self._lock:

@@ -10,6 +10,10 @@ from dispatcher.gpu.group import Group
 from dispatcher.gpu.link import Slot
 from dispatcher.policy import GpuLoad
 
+GAP_STEP = 0.1
+LONGEST_GAP_NS = 1_000_000
+"""A longer pause says no more about how often documents come."""
+
 
 @dataclass(slots=True, eq=False)
 class Batch:
@@ -58,6 +62,9 @@ class ModelQueue:
         self.filled: deque[Batch] = deque()
         self.under_way: list[Batch] = []
         """Shared replays, the oldest first."""
+        self.gap_ns = 0.0
+        """Time between two documents that share replays, lately."""
+        self._launched_ns = 0
         self.n_waiting = 0
         """Documents in `shared`."""
         self.is_forgotten = False
@@ -73,6 +80,11 @@ class ModelQueue:
         while at >= 0 and not self.free[at]:
             at -= 1
         return at
+
+    def note_gap(self, batch: Batch) -> None:
+        """A shared replay is launched: learn how often documents come."""
+        elapsed_ns, self._launched_ns = batch.launched_ns - self._launched_ns, batch.launched_ns
+        self.gap_ns += GAP_STEP * (min(elapsed_ns, LONGEST_GAP_NS) / batch.n_documents - self.gap_ns)
 
     def take_slot(self, n_bytes: int, n_documents: int) -> Slot | None:
         """A free slot of the smallest class that holds so much."""

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -113,7 +113,7 @@ class ProcessLink:
         self._ready.register(self._interrupts, select.POLLIN)
         # An interrupt may come from a garbage collection in the middle of a method that holds it.
         self._guard = threading.RLock()
-        self._waiting = self._closed = False
+        self._waiting = self._closed = self._is_interrupted = False
         self._started_s = self._heard_s = 0.0
         self._cpu_ns = 0
 
@@ -151,6 +151,8 @@ class ProcessLink:
                 raise EngineLost(self._lost or "the engine was closed")
             self._waiting = True
         try:
+            if timeout_s == 0:
+                return self._take()
             return self._wait(None if timeout_s is None else 1000 * timeout_s)
         finally:
             with self._guard:
@@ -162,7 +164,23 @@ class ProcessLink:
         """See `EngineLink`."""
         with self._guard:
             if self._interrupts >= 0:
+                self._is_interrupted = True
                 os.eventfd_write(self._interrupts, 1)
+
+    def watch(self, watch: Callable[[int], object]) -> None:
+        """Call `watch` with each descriptor that becomes readable when `wait` has something to do, unless it closed."""
+        with self._guard:
+            if not self._closed:
+                watch(self._launches.fileno())
+                watch(self._interrupts)
+
+    def _take(self) -> list[Completion]:
+        """What is there, without a wait: whoever asks has looked at the descriptors."""
+        if self._is_interrupted:
+            self._is_interrupted = False
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._interrupts)
+        return self._receive_completions(socket.MSG_DONTWAIT)
 
     def _wait(self, timeout_ms: float | None) -> list[Completion]:
         completions: list[Completion] = []
@@ -174,9 +192,11 @@ class ProcessLink:
                 completions += self._receive_completions()
         return completions
 
-    def _receive_completions(self) -> list[Completion]:
+    def _receive_completions(self, flags: int = 0) -> list[Completion]:
         try:
-            packet = self._launches.recv(MAX_PACKET)
+            packet = self._launches.recv(MAX_PACKET, flags)
+        except BlockingIOError:
+            return []
         except OSError:
             packet = b""
         if not packet:

@@ -99,12 +99,19 @@ class GpuRoute:
             self._incarnation.end(NOT_READY)
 
     def turn(self, timeout_s: float) -> str:
-        """One turn of the route's thread: wait, launch, hand out. Why the engine ended; empty while it serves."""
+        """One turn: wait, launch, hand out. Why the engine ended; empty while it serves.
+
+        Turns are taken one after the other, by any thread. With a timeout of 0 whoever takes them has waited.
+        """
         incarnation = self._incarnation
         if incarnation is None:
             return NOT_READY
         if not incarnation.over:
-            incarnation.turn(timeout_s)
+            try:
+                incarnation.turn(timeout_s)
+            except Exception as error:  # nobody else would answer what waits
+                log.error("the GPU route failed", extra={"error": type(error).__name__, "where": where(error)})
+                incarnation.end(ENGINE_LOST)
         return incarnation.over
 
     @property
@@ -117,14 +124,8 @@ class GpuRoute:
         """Serve through this link until it is lost, on the calling thread; why it ended (`group.FALLBACK_REASONS`)."""
         self.attach(link)
         timeout_s = self.limits.silent_after_s / 4
-        try:
-            while not (reason := self.turn(timeout_s)):
-                pass
-        except Exception as error:  # nobody else would answer what waits
-            log.error("the GPU route failed", extra={"error": type(error).__name__, "where": where(error)})
-            if self._incarnation is not None:
-                self._incarnation.end(ENGINE_LOST)
-            reason = ENGINE_LOST
+        while not (reason := self.turn(timeout_s)):
+            pass
         return reason
 
     def close(self) -> None:

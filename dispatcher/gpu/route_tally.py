@@ -74,9 +74,9 @@ class RouteSnapshot:
     n_views: int
     """Documents whose ids were handed out without a copy."""
     stage_cpu_ns: int
-    """CPU time of filling and launching, on whatever thread did it."""
+    """CPU time of filling and launching by the threads that submit."""
     deliver_cpu_ns: int
-    """CPU time of the route's thread for waiting and results, without staging and callbacks."""
+    """CPU time of turns: waiting, results, what is launched then; without callbacks."""
     engine_cpu_ns: int
 
 
@@ -92,11 +92,13 @@ class RouteTally:
         self._fallbacks: Counter[str] = Counter()
         self._lock = threading.Lock()
 
-    def completed(self, key: ClassKey, n_bytes: int, n_documents: int, replay_ns: int, engine_cpu_ns: int) -> None:
-        """Count a replay."""
-        replays = self.replays.get(key)
+    def completed(
+        self, key: tuple[str, int], n_bytes: int, n_documents: int, replay_ns: int, engine_cpu_ns: int
+    ) -> None:
+        """Count a replay; the fields of `ClassKey` make the key."""
+        replays = self.replays.get(key)  # type: ignore[call-overload]
         if replays is None:
-            replays = self.replays[key] = Replays()
+            replays = self.replays[ClassKey(*key)] = Replays()
         replays.times.observe(replay_ns * 1e-9)
         replays.n_bytes += n_bytes
         replays.n_documents += n_documents

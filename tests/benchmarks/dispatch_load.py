@@ -10,9 +10,9 @@ import os
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -27,6 +27,8 @@ START_AFTER_NS = 20_000_000
 """The first document is due so long after the generator was started."""
 LOOK_S = 0.002
 """Time between looks at what was answered, once everything was offered."""
+BEHIND_NS = 20_000
+"""A target that is driven gets a turn at once when the next document is due so soon: there may be no other moment."""
 N_SAMPLES = 64
 """Documents of a run whose ids are compared with the reference."""
 
@@ -120,11 +122,14 @@ class Record:
             return []
         return [number for number in range(first, first + n_documents) if self._is_sample[number]]
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until every document was answered or refused, and fill the arrays; false when that took too long."""
+    def wait(self, timeout_s: float, rest: Callable[[float], object] = time.sleep) -> bool:
+        """Wait until every document was answered or refused, and fill the arrays; false when that took too long.
+
+        `rest` is what passes the time; see `rest_of`.
+        """
         until_s = time.monotonic() + timeout_s
         while (is_missing := self._n_seen() < len(self.done_ns)) and time.monotonic() < until_s:
-            time.sleep(LOOK_S)
+            rest(LOOK_S)
         if self._answers:
             first, n_documents, now_ns = np.array(self._answers, dtype=np.int64).T
             documents = _ranges(first, n_documents)
@@ -155,6 +160,19 @@ class Target(Protocol):
         """Take documents `first` and following. Does not wait for them."""
 
 
+@runtime_checkable
+class Driving(Protocol):
+    """A target whose caller drives it in the time between two calls."""
+
+    def rest(self, seconds: float) -> int:
+        """Let it work until something is done, or for so long; the CPU time in ns, if something was done."""
+
+
+def rest_of(target: object) -> Callable[[float], object]:
+    """How to pass time with a target."""
+    return target.rest if isinstance(target, Driving) else time.sleep
+
+
 @dataclass(slots=True)
 class Offered:
     """What the generator did, all times in ns."""
@@ -163,6 +181,8 @@ class Offered:
     """Intended starts count from here."""
     own_cpu_ns: int = 0
     """CPU time of the generator's thread outside of `submit`."""
+    turn_cpu_ns: int = 0
+    """CPU time of the generator's thread for what it drives, `Driving.rest`: work of the service, too."""
     submit_cpu_ns: int = 0
     """CPU time of the generator's thread inside of `submit`: that is work of the service."""
     n_groups: int = 0
@@ -192,7 +212,8 @@ class Generator(threading.Thread):
         clock, cpu_clock, sleep = time.perf_counter_ns, time.thread_time_ns, time.sleep
         offered.start_ns = clock() + START_AFTER_NS
         due = (self._due_ns + offered.start_ns).tolist()
-        n, position, warmed, inside_ns, begin_ns = len(due), 0, -1, 0, cpu_clock()
+        rest = self._target.rest if isinstance(self._target, Driving) else None
+        n, position, warmed, inside_ns, turn_ns, begin_ns = len(due), 0, -1, 0, 0, cpu_clock()
         later = iter(self._long)
         long = next(later, n)
         while position < n:
@@ -202,7 +223,10 @@ class Generator(threading.Thread):
                     warmed = position
                     np.frombuffer(documents[position], dtype=np.uint8).max()
                     continue
-                sleep((due[position] - now_ns) * 1e-9)
+                if rest is None:
+                    sleep((due[position] - now_ns) * 1e-9)
+                else:
+                    turn_ns += rest((due[position] - now_ns) * 1e-9)
                 continue
             if position == long:
                 end, long = position + 1, next(later, n)
@@ -215,5 +239,8 @@ class Generator(threading.Thread):
             inside_ns += cpu_clock() - before_ns
             offered.n_groups += 1
             position = end
+            if rest is not None and position < n and due[position] <= now_ns + BEHIND_NS:
+                turn_ns += rest(0.0)
         offered.submit_cpu_ns = inside_ns
-        offered.own_cpu_ns = cpu_clock() - begin_ns - inside_ns
+        offered.turn_cpu_ns = turn_ns
+        offered.own_cpu_ns = cpu_clock() - begin_ns - inside_ns - turn_ns

@@ -19,6 +19,7 @@ from tests.benchmarks.dispatch_load import (
     Record,
     Target,
     documents_of,
+    rest_of,
     schedule,
 )
 from tests.gpu_core.device_data import Reference
@@ -75,7 +76,7 @@ class Trial:
         counted, cpu = target.counters(), cpu_times()
         generator.start()
         generator.join()
-        record.wait(drain_s)
+        record.wait(drain_s, rest_of(target))
         after, counted_after = cpu_times(), target.counters()
         offered, n_answered = generator.offered, int(np.count_nonzero(record.n_answers))
         row: Row = {"target": target.name, **labels, "n_documents": len(self.documents)}
@@ -121,10 +122,11 @@ def latencies(due_ns: Times, offered: Offered, record: Record, counts: NDArray[n
 
 def _parts(before: CpuTimes, after: CpuTimes, offered: Offered) -> dict[str, int]:
     """CPU time of the service by part. The generator has ended, so that its time is among that of other threads."""
-    parts = {"submit": offered.submit_cpu_ns, **parts_of(before, after)}
+    parts = {"submit": offered.submit_cpu_ns, "turn": offered.turn_cpu_ns, **parts_of(before, after)}
     # That of the benchmark, which only waits.
     parts.pop("MainThread", None)
-    parts["other threads"] = max(0, parts["other threads"] - offered.submit_cpu_ns - offered.own_cpu_ns)
+    generator = offered.submit_cpu_ns + offered.turn_cpu_ns + offered.own_cpu_ns
+    parts["other threads"] = max(0, parts["other threads"] - generator)
     return parts
 
 
@@ -161,7 +163,7 @@ def warm_up(target: Target, documents: Sequence[bytes], seconds: float) -> None:
         group = documents[:size]
         record = Record(len(group), n_samples=0)
         target.submit(0, group, record)
-        record.wait(DRAIN_S)
+        record.wait(DRAIN_S, rest_of(target))
         size = size % len(documents) + 1 if size < 16 else (size * 2) % (len(documents) + 1) or 1
 
 
@@ -171,7 +173,7 @@ def check(target: Target, documents: Sequence[bytes], reference: Reference) -> i
         group = documents[start : start + 64]
         record = Record(len(group), n_samples=len(group))
         target.submit(0, group, record)
-        if not record.wait(60.0):
+        if not record.wait(60.0, rest_of(target)):
             raise RuntimeError(f"{target.name}: {len(group)} documents were not answered within a minute")
         for i, ids in enumerate(reference.ids(list(group))):
             if record.kept.get(i) != ids.tobytes():

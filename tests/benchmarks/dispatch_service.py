@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
 import time
 from collections.abc import Sequence
@@ -42,14 +43,17 @@ class DispatcherService:
         n_gpus: int = 1,
         n_workers: int = 0,
         command: Sequence[str] = (),
+        driven: bool = False,
     ) -> None:
         """`n_gpus` of those that `gpus` names are waited for. `command` replaces the program of the engines.
+
+        `driven`: the thread that offers the load drives the GPU routes, too.
 
         Costs are measured before the constructor returns, except those of engines whose program was replaced.
         """
         clocks = ThreadClocks()
         self.tokenizer = load_tokenizer(tokenizer_json, cache_dir=None)
-        self.gpus = Gpus(GpuRouteOptions(gpus=gpus), clocks, command=command, calibrate=not command)
+        self.gpus = Gpus(GpuRouteOptions(gpus=gpus), clocks, command=command, calibrate=not command, driven=driven)
         options = DispatcherOptions(cpu_workers=n_workers)
         self.dispatcher = Dispatcher(options, lambda deliver: None, gpus=self.gpus, clocks=clocks)
         self._stopped = threading.Event()
@@ -64,7 +68,18 @@ class DispatcherService:
 
     def target(self, policy: str) -> DispatcherTarget:
         """The service with a policy."""
-        return DispatcherTarget(self, policy)
+        return DispatcherTarget(self, policy) if self.gpus.driver is None else DrivenTarget(self, policy)
+
+    def rest(self, seconds: float) -> bool:
+        """Wait so long at most, and take a turn if there is something to do; whether there was."""
+        driver = self.gpus.driver
+        if driver is None:
+            time.sleep(seconds)
+            return False
+        is_ready = bool(select.select([driver], [], [], seconds)[0])
+        if is_ready:
+            driver.turn()
+        return is_ready
 
     def engines(self) -> list[int]:
         """Process ids of the engines, up or not."""
@@ -88,14 +103,14 @@ class DispatcherService:
                 why = self.gpus.why_not(self.tokenizer.spec.digest)
                 self.close()
                 raise RuntimeError(f"fewer than {n_gpus} GPUs serve the model: {why}")
-            time.sleep(LOOK_S)
+            self.rest(LOOK_S)
 
     def _await_calibration(self) -> None:
         """A route that does not answer is not timed, so this ends without it, too."""
         until_s, digest = time.monotonic() + CALIBRATION_LIMIT_S, self.tokenizer.spec.digest
         wanted = {CostKey("gpu", digest, kind) for kind in KINDS}
         while not wanted <= self.gpus.costs.snapshot().keys() and time.monotonic() < until_s:
-            time.sleep(LOOK_S)
+            self.rest(LOOK_S)
 
     def _sweep(self) -> None:
         while not self._stopped.wait(SWEEP_S):
@@ -154,6 +169,15 @@ class DispatcherTarget:
             record.kept[sample] = bytes(result.ids[sample - first])
         record.answered(first, n_documents)
         self._by_route[result.route].append(n_documents)
+
+
+class DrivenTarget(DispatcherTarget):
+    """See `Driving`."""
+
+    def rest(self, seconds: float) -> int:
+        """See `Driving.rest`."""
+        begin_ns = time.thread_time_ns()
+        return time.thread_time_ns() - begin_ns if self._service.rest(seconds) else 0
 
 
 _COUNTED = ("replays", "replay_ns", "replayed", "stage_ns", "deliver_ns", "engine_ns", "views")

@@ -110,15 +110,25 @@ def test_a_busy_gpu_is_left() -> None:
     started = GpuLoad(ready=True, launched_ns=NOW_NS - 55 * US, launched_bytes=4_000)
     assert choose(cpu, gpu, gpus=(started,)).route == GPU
     assert choose(cpu, gpu, gpus=(replace(started, launched_ns=NOW_NS - 5 * US),)).route == CPU
-    full = GpuLoad(ready=True, waiting_bytes=3 << 20)
+    full = GpuLoad(ready=True, waiting_bytes=12 << 20)
     assert choose(cpu, gpu, gpus=(full,)).route == CPU
+
+
+def test_a_busy_gpu_loses_by_what_workers_encode() -> None:
+    """With many documents on the GPU route, the CPU route has to be faster by what it takes from them, bounded."""
+    cpu, gpu = cost(100, 50), cost(60, 50)
+    few = GpuLoad(ready=True, launched_ns=NOW_NS - 5 * US, launched_bytes=8_000)
+    assert choose(cpu, gpu, gpus=(few,)).route == CPU
+    many = replace(few, waiting_bytes=80_000)
+    assert choose(cpu, gpu, gpus=(many,)).route == GPU
+    assert choose(cpu, cost(600, 50), gpus=(many,)).route == CPU
 
 
 def test_a_batch_with_much_text_takes_longer() -> None:
     """The document is predicted with the batch that it would be in."""
     cpu, gpu = cost(100, 50), cost(50, 50, byte_ns=0.1)
     assert choose(cpu, gpu, gpus=(GpuLoad(ready=True, waiting_bytes=400_000),)).route == GPU
-    assert choose(cpu, gpu, gpus=(GpuLoad(ready=True, waiting_bytes=700_000),)).route == CPU
+    assert choose(cpu, gpu, gpus=(GpuLoad(ready=True, waiting_bytes=4_000_000),)).route == CPU
 
 
 def test_large_documents_wait_for_large_ones_only() -> None:

@@ -71,7 +71,9 @@ class TwoRoutes:
         now_ns = self.simulation.now_ns
         load = CpuLoad(self.world.n_workers, self._n_idle, self._queued_bytes, len(self._queue))
         loads = [rig.route.load(MODEL) for rig in self.gpus]
-        choice = self.chooser.choose(MODEL, KIND, n_bytes, 1, load, loads, now_ns, deadline_ns=deadline_ns)
+        choice = self.chooser.again(MODEL, KIND, n_bytes, 1, loads, now_ns) if loads else None
+        if choice is None or self.chooser.policy != ADAPTIVE:
+            choice = self.chooser.choose(MODEL, KIND, n_bytes, 1, load, loads, now_ns, deadline_ns=deadline_ns)
         number = len(self.choices)
         self.choices.append(choice)
         self.latencies_ns.append(0)

@@ -1,0 +1,133 @@
+"""Routes that are turned by their caller, over real engine processes: no thread takes part."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dispatcher.dispatcher import Dispatcher
+from dispatcher.gpu.options import GpuRouteOptions
+from dispatcher.gpus import Gpus
+from dispatcher.group_call import EncodedGroup
+from dispatcher.meter import ThreadClocks
+from dispatcher.options import DispatcherOptions
+from dispatcher.request import EncodeOptions
+from dispatcher.tokenizer import Tokenizer
+from tests.data import tokenizer_json
+from tests.engine_rig import LIMIT_S, engine_command, until
+
+OPTIONS: dict[str, Any] = {"gpus": "0", "gpu_classes_kib": "4,512", "gpu_contexts": 2, "gpu_restart_min_s": 0.01}
+PLAIN = EncodeOptions(add_special_tokens=False)
+
+
+class Driven:
+    """A dispatcher with one GPU that the calling thread drives."""
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer, **script: Any) -> None:
+        command = engine_command(folder, "byte_bpe", **script)
+        self.gpus = Gpus(GpuRouteOptions(**OPTIONS), ThreadClocks(), folder, command, calibrate=False, driven=True)
+        options = DispatcherOptions(cpu_workers=1, policy="gpu")
+        self.dispatcher = Dispatcher(options, lambda _: None, gpus=self.gpus)
+        self._tokenizer = tokenizer
+        self.gpus.start()
+        self.gpus.add(tokenizer, tokenizer_json("byte_bpe"))
+        self.threads: set[int] = set()
+        """Threads that results of the GPU came back on."""
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Take turns, when there is something to do, until a condition holds."""
+        assert self.gpus.driver is not None
+        until_s = time.monotonic() + LIMIT_S
+        while not condition():
+            assert time.monotonic() < until_s
+            if select.select([self.gpus.driver], [], [], 0.01)[0]:
+                self.gpus.driver.turn()
+
+    def submit(self, documents: list[str]) -> list[EncodedGroup]:
+        """Where the results will be."""
+        results: list[EncodedGroup] = []
+
+        def on_done(result: EncodedGroup | None, error: Exception | None) -> None:
+            assert result is not None, error
+            results.append(result)
+            if result.route == "gpu":
+                self.threads.add(threading.get_ident())
+
+        self.dispatcher.encode_group(self._tokenizer, documents, on_done, PLAIN)
+        return results
+
+    def encode(self, documents: list[str]) -> EncodedGroup:
+        """The results of one call."""
+        results = self.submit(documents)
+        self.until(lambda: bool(results))
+        return results[0]
+
+    @property
+    def serves(self) -> bool:
+        """Whether the GPU takes documents."""
+        return self.gpus.serves(self._tokenizer.spec.digest)
+
+    def close(self) -> None:
+        """End it; no thread of a route was ever there."""
+        assert not any(thread.name.startswith("sidetok-gpu-") for thread in threading.enumerate())
+        self.gpus.close()
+        self.dispatcher.close()
+
+
+@pytest.mark.parametrize("synthetic", ["byte_bpe"], indirect=True)
+def test_the_caller_drives_through_loss_and_return(tmp_path: Path, synthetic: Tokenizer) -> None:
+    """Results come on its thread only, with the ids of the CPU route; a killed engine costs no answer."""
+    driven = Driven(tmp_path, synthetic)
+    driven.until(lambda: driven.serves)
+    documents = ["some text", "", "\u4f60\u597d 123's", "x" * 300_000]
+    expected = [document.ids for document in synthetic.encode(documents, PLAIN)]
+    result = driven.encode(documents)
+    assert (list(map(bytes, result.ids)), result.route) == (expected, "gpu")
+    assert driven.threads == {threading.get_ident()}
+    for _ in range(2):
+        results = [driven.submit(documents[:3]) for _ in range(20)]
+        os.kill(driven.gpus._supervisor._engines[0].link.pid, signal.SIGKILL)  # type: ignore[union-attr]
+        driven.until(lambda: all(results))  # noqa: B023
+        assert all(len(result) == 1 and list(map(bytes, result[0].ids)) == expected[:3] for result in results)
+        n_restarts = driven.gpus.statuses()[0].n_restarts
+        driven.until(lambda: driven.gpus.statuses()[0].n_restarts > n_restarts or driven.serves)  # noqa: B023
+        driven.until(lambda: driven.serves)
+    assert driven.encode(documents[:3]).route == "gpu"
+    driven.close()
+
+
+@pytest.mark.parametrize("synthetic", ["byte_bpe"], indirect=True)
+def test_groups_of_other_threads(tmp_path: Path, synthetic: Tokenizer) -> None:
+    """Any thread submits; a long document of one of them is filled by somebody."""
+    driven = Driven(tmp_path, synthetic)
+    driven.until(lambda: driven.serves)
+    document = "y " * 200_000
+    (expected,) = (document.ids for document in synthetic.encode([document], PLAIN))
+    results: list[list[EncodedGroup]] = []
+    threads = [threading.Thread(target=lambda: results.append(driven.submit([document]))) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    driven.until(lambda: len(results) == 6 and all(results))
+    assert all(bytes(result[0].ids[0]) == expected for result in results)
+    assert driven.threads == {threading.get_ident()}
+    driven.close()
+
+
+@pytest.mark.parametrize("synthetic", ["byte_bpe"], indirect=True)
+def test_closing_answers_what_is_under_way(tmp_path: Path, synthetic: Tokenizer) -> None:
+    """An engine that hangs keeps nothing: at the end everything is answered by the CPU route."""
+    driven = Driven(tmp_path, synthetic, hang_after=0)
+    driven.until(lambda: driven.serves)
+    results = [driven.submit(["text"]) for _ in range(3)]
+    driven.gpus.close()
+    until(lambda: all(results))
+    assert {result[0].route for result in results} == {"cpu"}
+    driven.close()
