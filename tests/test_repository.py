@@ -18,7 +18,15 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("service", "dispatcher", "gpu_core", "deploy", "loadtest")
 SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-SCRIPTS = [".ci/run", "scripts/run", "scripts/test", "scripts/check", "scripts/venv"]
+SCRIPTS = [
+    ".ci/run",
+    "scripts/run",
+    "scripts/test",
+    "scripts/check",
+    "scripts/venv",
+    "scripts/lock",
+    "deploy/docker/install",
+]
 READERS = {"getenv", "getenvb", "environb", "expandvars", "expanduser"}
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
