@@ -1,0 +1,1 @@
+"""sidetok on a Ray cluster: an application for Ray Serve, and a job for Ray Data."""
