@@ -322,6 +322,7 @@ class Incarnation:
                 # Another thread ended it during the step, and did not see this batch.
                 with self._lock:
                     self._settle(batch)
+                self._filling = None
 
     def _fill(self, batch: Batch, n_filled: int, n_bytes: int) -> int:
         is_turn = threading.get_ident() == self._turn_thread
@@ -344,6 +345,8 @@ class Incarnation:
 
     def _let_go(self, queue: ModelQueue, slot: Slot, was_held: bool) -> None:
         """A slot is free again. Does not block: the garbage collector may call it anywhere."""
+        if self.over:
+            return
         apply = self.former.unhold if was_held else self.former.give_back
         self._events.append((apply, queue, slot))
         if was_held and self.former.starved:
@@ -380,7 +383,7 @@ class Incarnation:
         self._to_tell += self.former.unwanted
         self.former.unwanted.clear()
         for queue in self.former.queues.values():
-            queue.load.ready = False
+            queue.close()
 
     def _settle(self, item: Any, reason: str = "") -> None:
         """Under the lock: the groups behind a group, a batch or a slot will be told that nothing comes."""

@@ -94,3 +94,13 @@ class ModelQueue:
                 if n_bytes <= size.capacity and n_documents <= size.max_documents:
                     return free.pop()
         return None
+
+    def close(self) -> None:
+        """The engine is gone: nothing is launched any more. Lets go of the slots, whose memory is large, at once."""
+        self.load.ready = False
+        self.shared.clear()
+        self.alone.clear()
+        self.filled.clear()
+        self.under_way.clear()
+        for free in self.free:
+            free.clear()

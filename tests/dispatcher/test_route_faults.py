@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -116,3 +118,32 @@ def test_a_launch_that_fails_in_an_unknown_way() -> None:
     assert sorted(id(group) for group, _reason in rig.fallen) == sorted(map(id, [first, *others]))
     assert {reason for _group, reason in rig.fallen} == {ENGINE_LOST}
     assert rig.route.load(MODEL).ready is False
+
+
+def test_the_memory_of_a_lost_engine_goes_at_once() -> None:
+    """No slot waits for the garbage collector, except those that somebody still reads."""
+    gc.collect()
+    gc.disable()
+    try:
+        rig = Rig(limits=RouteLimits(max_in_flight=1))
+        (slots,) = rig.engine._slots.values()
+        slots_left = [weakref.ref(slot.ids) for slot in slots]
+        assert rig.route.load(MODEL).ready
+        rig.engine._slots.clear()
+        del slots
+        held = rig.submit(bytes(300 * KIB))
+        rig.run()
+        rig.submit(b"running")
+        rig.submit(bytes(300 * KIB))
+        rig.engine.lose()
+        rig.engine._running.clear()
+        rig.run()
+        assert len(rig.fallen) == 2
+        rig.fallen.clear()
+        assert sum(ids() is not None for ids in slots_left) == 1
+        check(held)
+        rig.done.clear()
+        del held
+        assert not any(ids() is not None for ids in slots_left)
+    finally:
+        gc.enable()
