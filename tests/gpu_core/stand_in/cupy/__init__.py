@@ -1,4 +1,4 @@
-"""Enough of CuPy to run `gpu_core.cuda` and `gpu_core.device` without a GPU: memory of the host, and kernels built by the shim."""
+"""Enough of CuPy to run `gpu_core.cuda` without a GPU: memory of the host, and kernels built by the shim."""
 
 from __future__ import annotations
 
