@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -62,6 +63,7 @@ class Dispatcher:
         self._soon = soon
         self._submitted: list[Job[Any]] = []
         self._waking = False
+        self._home = threading.get_ident()
         self._queue = WorkQueue()
         self._done: deque[Job[Any]] = deque()
         self._in_flight: set[Job[Any]] = set()
@@ -173,7 +175,11 @@ class Dispatcher:
         self._done.extend(jobs)
         if jobs and not self._waking:
             self._waking = True
-            self._wake(self.deliver)
+            if self._soon is not None and threading.get_ident() == self._home:
+                # From a GPU route that the loop drives.
+                self._soon(self.deliver)
+            else:
+                self._wake(self.deliver)
 
     def _give_up(self, job: Job[Any]) -> None:
         job.abandoned = True

@@ -9,7 +9,6 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dispatcher.gpus import DELIVER
 from service import __version__
 from service.gpu_metrics import buckets, gpu_metrics
 
@@ -73,14 +72,16 @@ class ServiceCollector(Collector):
     def _shared_cpu_ns(self) -> Iterator[tuple[tuple[str, str, str], int]]:
         """CPU time that serves all models, by route and part."""
         dispatcher, gpus = self._service.dispatcher, self._service.gpus
-        written_ns = dispatcher.written_by_gpus_ns()
+        delivered_ns = sum(route.deliver_cpu_ns for route in gpus.snapshots().values()) if gpus is not None else 0
+        here_ns = delivered_ns + dispatcher.written_by_gpus_ns()
         for part, cpu_ns in dispatcher.clocks.snapshot().items():
-            if part == DELIVER:
-                # Answers that these threads write count as such.
-                yield ("", "gpu", "deliver"), max(0, cpu_ns - written_ns)
+            if part == "event_loop":
+                # It drives the GPU routes; what it does for them, and answers that it writes then, count as such.
+                yield ("", "", part), max(0, cpu_ns - here_ns)
             else:
                 yield ("", "", part), cpu_ns
         if gpus is not None:
+            yield ("", "gpu", "deliver"), delivered_ns
             yield ("", "gpu", "engine"), sum(status.cpu_ns for status in gpus.statuses())
 
     def _gpus(self) -> Iterator[Metric]:

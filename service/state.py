@@ -64,6 +64,7 @@ class Service:
                 Path(work.cache_dir) if work.cache_dir else None,
                 engine_command,
                 calibrate=not engine_command and work.policy == ADAPTIVE,
+                driven=True,
             )
             registry.gpus = self.gpus
         self.dispatcher = Dispatcher(work, self._loop.call_soon_threadsafe, self._loop.call_soon, self.gpus, clocks)
@@ -89,6 +90,8 @@ class Service:
         """Start the ticker and the load of the models; the future ends when every model is ready or failed."""
         if self.gpus is not None:
             self.gpus.start()
+            if self.gpus.driver is not None:
+                self._loop.add_reader(self.gpus.driver, self.gpus.driver.turn)
         self._tick_due_s = self._loop.time() + TICK_S
         self._ticker = self._loop.call_at(self._tick_due_s, self._tick)
         loaded: asyncio.Future[None] = self._loop.create_future()
@@ -113,6 +116,8 @@ class Service:
             self._ticker.cancel()
         # What GPUs leave behind goes to the workers, so these end last.
         if self.gpus is not None:
+            if self.gpus.driver is not None:
+                self._loop.remove_reader(self.gpus.driver)
             self.gpus.close()
         self.dispatcher.close()
         self._background.shutdown(wait=False, cancel_futures=True)
@@ -123,6 +128,8 @@ class Service:
         # First of all the next tick: it comes even if something below breaks.
         self._tick_due_s = now_s + TICK_S
         self._ticker = self._loop.call_at(self._tick_due_s, self._tick)
+        if self.gpus is not None and self.gpus.driver is not None:
+            self.gpus.driver.turn()
         self.dispatcher.sweep()
         self.gate.sweep()
         self.hot.tick()
