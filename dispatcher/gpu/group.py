@@ -8,10 +8,13 @@ The caller is told once, by one of two callbacks:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 from dispatcher.gpu.held_ids import HeldIds
 from gpu_core.ladder import Piece
+
+log = logging.getLogger("sidetok.gpu_route")
 
 Text = bytes | memoryview
 """One document: valid UTF-8."""
@@ -120,3 +123,17 @@ class Group:
         if self.deadline_ns and now_ns > self.deadline_ns:
             return EXPIRED
         return SETTLED if self.settled else ""
+
+
+def answer(callback: Callable[..., object], group: Group, *reason: str) -> None:
+    """Call one of the callbacks of a group; one group must not keep the others from their answers."""
+    try:
+        callback(group, *reason)
+    except Exception as error:
+        log.error("a result of the GPU route could not be handed over", extra={"error": type(error).__name__})
+    # Callers and their groups refer to each other, and results may hold a slot until nothing refers to them.
+    group.on_done = group.on_fallback = _answered
+
+
+def _answered(*_: object) -> None:
+    """The callbacks of a group that was answered."""

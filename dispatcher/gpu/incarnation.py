@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from dispatcher.failures import where
 from dispatcher.gpu.batch import Former, RouteLimits
-from dispatcher.gpu.group import ENGINE_LOST, ENGINE_SILENT, UNREADABLE, Group
+from dispatcher.gpu.group import ENGINE_LOST, ENGINE_SILENT, UNREADABLE, Group, answer
 from dispatcher.gpu.link import Completion, EngineLink, EngineLost, Slot
 from dispatcher.gpu.model_queue import Batch, ModelQueue
 from dispatcher.gpu.results import Reader
@@ -406,17 +406,3 @@ class Incarnation:
                 return
             self._tally.fell_back(reason)
             answer(group.on_fallback, group, reason)
-
-
-def answer(callback: Callable[..., object], group: Group, *reason: str) -> None:
-    """Call one of the callbacks of a group; one group must not keep the others from their answers."""
-    try:
-        callback(group, *reason)
-    except Exception as error:
-        log.error("a result of the GPU route could not be handed over", extra={"error": type(error).__name__})
-    # Callers and their groups refer to each other, and results may hold a slot until nothing refers to them.
-    group.on_done = group.on_fallback = _answered
-
-
-def _answered(*_: object) -> None:
-    """The callbacks of a group that was answered."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from dispatcher.failures import where
 from dispatcher.gpu.batch import RouteLimits
-from dispatcher.gpu.group import ENGINE_LOST, NOT_READY, Group
-from dispatcher.gpu.incarnation import Clocks, Incarnation, Replay, answer
+from dispatcher.gpu.group import ENGINE_LOST, NOT_READY, Group, answer
+from dispatcher.gpu.incarnation import Clocks, Incarnation, Replay
 from dispatcher.gpu.link import EngineLink
 from dispatcher.gpu.model_queue import ModelQueue
 from dispatcher.gpu.route_tally import RouteSnapshot, RouteTally
