@@ -7,7 +7,6 @@ the GPU route. Finished jobs wait in a deque, and the loop is woken once for all
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -15,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dispatcher.admission import Admission
+from dispatcher.cpus import usable_cpus
 from dispatcher.failures import failed, where
 from dispatcher.group_call import PLAIN, GroupCall, OnDone, Text
 from dispatcher.job import Job, deadline_exceeded
@@ -55,7 +55,7 @@ class Dispatcher:
         end of it, so that no worker asks for the interpreter while the loop still reads. None queues each at once.
         Without `gpus` everything takes the CPU route.
         """
-        self.n_workers = options.cpu_workers or max(MIN_WORKERS, os.cpu_count() or 1)
+        self.n_workers = options.cpu_workers or max(MIN_WORKERS, usable_cpus())
         self.admission = Admission(options, self.n_workers)
         self.clocks = clocks or ThreadClocks()
         self.shadow = ShadowCheck(options.shadow_check, self.clocks)

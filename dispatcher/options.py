@@ -21,7 +21,9 @@ def knob(
 class DispatcherOptions:
     """Where and when work runs."""
 
-    cpu_workers: int = knob(0, "Worker threads for parsing, encoding and writing answers; 0 = one per CPU, at least 4.")
+    cpu_workers: int = knob(
+        0, "Threads that parse, encode and write answers; 0 = one per CPU that the process may use, at least 4."
+    )
     cpu_engine: str = knob(
         "auto",
         "CPU engine; auto = the first of fastokens, gigatoken, reference that is proven for the model.",
