@@ -57,6 +57,8 @@ class Plan:
     """Documents that are compared before anything is timed."""
     family: str = "llama3_1"
     with_gigatoken: bool = True
+    driven: bool = False
+    """Whether the thread that offers the load drives the GPU routes, too."""
 
 
 def run(plan: Plan, data: DeviceData, command: Sequence[str] = ()) -> dict[str, list[Row]]:
@@ -70,7 +72,9 @@ def run(plan: Plan, data: DeviceData, command: Sequence[str] = ()) -> dict[str, 
     reference = Reference(file)
     bench = Bench({name: data.corpus(name).encode() for name in CORPORA}, reference, generator_cpus, until_s)
     gigatoken = GigatokenTarget(file, plan.n_cpus) if plan.with_gigatoken else None
-    service = DispatcherService(file, gpus=plan.gpus, n_gpus=plan.n_gpus, n_workers=plan.n_cpus, command=command)
+    service = DispatcherService(
+        file, gpus=plan.gpus, n_gpus=plan.n_gpus, n_workers=plan.n_cpus, command=command, driven=plan.driven
+    )
     try:
         targets: list[CountingTarget] = [service.target(policy) for policy in plan.policies]
         others = [gigatoken] if gigatoken else []
@@ -166,6 +170,7 @@ def main() -> int:
     parser.add_argument("--limit", dest="limit_s", type=float, help="seconds after which no run begins")
     parser.add_argument("--family")
     parser.add_argument("--no-gigatoken", dest="with_gigatoken", action="store_false")
+    parser.add_argument("--driven", action="store_true", help="the offering thread drives the GPU routes")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, nargs="*", default=[])
     parser.set_defaults(**asdict(Plan()))
