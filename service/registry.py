@@ -282,8 +282,8 @@ def _parse_models(arguments: Iterable[str]) -> dict[str, Model]:
 
 def _split_model(argument: str) -> tuple[str, str]:
     name, equals, path = argument.partition("=")
-    # A path may contain '='; what has a separator before the first one, or exists as it stands, is a path.
-    if not equals or "/" in name or (not path and Path(argument).exists()):
+    # A path may contain '=', and a name a '/' (`Qwen/Qwen3-8B`): what begins as a path or exists as it stands is one.
+    if not equals or name.startswith(("/", "./", "../", "~")) or Path(argument).exists():
         whole = Path(argument)
         folder = whole.parent if whole.suffix == ".json" else whole
         name, path = folder.resolve().name, argument

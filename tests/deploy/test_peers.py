@@ -34,7 +34,7 @@ TEXT = "Who are you? \u4f60\u597d"
 def tokenizer(home: Path) -> Iterator[ServiceProcess]:
     """A service with a chat model under the names that the files give it."""
     folder = write_model(home / "model", config={"max_position_embeddings": 1 << 21})
-    arguments = (f"--model=model={folder}", "--alias=base/model=model")
+    arguments = (f"--model=base/model={folder}",)
     with serving_process(home, *arguments, uds=home / "p", cache_dir=home / "cache") as process:
         yield process
 

@@ -47,6 +47,15 @@ def test_a_path_alone_is_named_after_its_folder(tmp_path: Path) -> None:
     assert registry.resolve("nice").chat_template is not None
 
 
+def test_a_name_may_have_a_slash(tmp_path: Path) -> None:
+    """`Qwen/Qwen3-8B=PATH` is a name; what begins as a path, or exists with its '=', is a path."""
+    folder = write_model(tmp_path / "m")
+    assert registry_of(f"Qwen/Qwen3-8B={folder}").resolve("Qwen/Qwen3-8B").state == "ready"
+    odd = write_model(tmp_path / "a=b")
+    assert registry_of(str(odd)).names() == ["a=b"]
+    assert make(model=("./x/y=z",)).names() == ["y=z"]
+
+
 def test_no_model_is_the_embedded_one() -> None:
     """Without arguments the embedded model is served, with the length of its own configuration and no chat template."""
     registry = registry_of()
