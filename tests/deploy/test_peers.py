@@ -34,7 +34,7 @@ TEXT = "Who are you? \u4f60\u597d"
 def tokenizer(home: Path) -> Iterator[ServiceProcess]:
     """A service with a chat model under the names that the files give it."""
     folder = write_model(home / "model", config={"max_position_embeddings": 1 << 21})
-    arguments = (f"--model=base/model={folder}",)
+    arguments = (f"--model=model={folder}", "--alias=base/model=model")
     with serving_process(home, *arguments, uds=home / "p", cache_dir=home / "cache") as process:
         yield process
 
@@ -78,7 +78,7 @@ def test_llm_d_runs_the_sidecar() -> None:
     assert command == "serve"
     assert (options.port, gpu.gpus) == (sidecar["port"], "none")
     assert plugin("token-producer")["vllm"]["url"] == f"http://localhost:{options.port}"
-    names = {alias.split("=", 1)[0] for alias in options.alias}
+    names = {model.split("=", 1)[0] for model in options.model}
     assert names == {plugin("token-producer")["modelName"]} == {sidecar["modelName"]}
     assert work.cache_dir
     assert sidecar["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "render-http"}
