@@ -61,7 +61,7 @@ def test_the_job_writes_what_the_command_writes(cluster: None, place: Workplace)
     """Every file of the output is the same, byte for byte; what could not be read is counted in both."""
     from deploy.ray.tokenize_job import main
 
-    options = ("--unit-bytes", "40000", "--shard-tokens", "3000")
+    options = ("--unit-bytes", "15000", "--shard-tokens", "3000")
     assert place.run(*options) == 3
     manifest = place.manifest()
     assert len({shard["name"].split("-")[1] for shard in manifest["shards"]}) > 2
