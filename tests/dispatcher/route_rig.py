@@ -16,6 +16,8 @@ from gpu_core.ladder import SizeClass
 from gpu_core.safe_cut import Cuts
 
 MODEL = "m"
+SMALL = (SizeClass(64, 4), SizeClass(256, 8))
+"""A ladder that a few bytes fill."""
 US = 1_000
 MS = 1_000_000
 

@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import random
-import weakref
 
 import pytest
 
 from dispatcher.gpu.batch import RouteLimits
-from dispatcher.gpu.fake_link import FakeEngine, Simulation, make_slots, serve_due
+from dispatcher.gpu.fake_link import FakeEngine, make_slots, serve_due
 from dispatcher.gpu.group import (
-    CANCELLED,
     ENGINE_LOST,
-    ENGINE_SILENT,
-    EXPIRED,
-    NO_SLOT,
-    NOT_READY,
-    UNREADABLE,
     Group,
 )
-from dispatcher.gpu.held_ids import HeldIds
-from dispatcher.gpu.link import Completion
 from dispatcher.gpu.route import GpuRoute
 from gpu_core.encoder import NO_CUT
 from gpu_core.ladder import SizeClass
-from tests.dispatcher.route_rig import MODEL, MS, US, EveryByte, Rig, check, cost_of, packed, texts
+from tests.dispatcher.route_rig import MODEL, SMALL, US, EveryByte, Rig, check, cost_of, texts
 
 KIB = 1 << 10
-SMALL = (SizeClass(64, 4), SizeClass(256, 8))
-"""A ladder that a few bytes fill."""
 
 
 def test_random_groups_are_answered_exactly() -> None:
@@ -49,19 +38,6 @@ def test_random_groups_are_answered_exactly() -> None:
     snapshot = rig.route.snapshot()
     assert snapshot.n_in_flight == snapshot.n_waiting == snapshot.n_waiting_bytes == 0
     assert sum(snapshot.batch_documents.counts) == len(rig.engine.launches) == len(rig.replays)
-
-
-def test_ids_are_one_copy_or_none() -> None:
-    """Few ids come as bytes, many as a view of the slot."""
-    rig = Rig()
-    group = rig.submit(*texts(1, [2_000, 20_000]))
-    rig.run()
-    few, many = group.ids
-    assert type(few) is bytes
-    assert isinstance(many, HeldIds)
-    check(group)
-    assert not many.flags.writeable
-    assert b"".join([b"<", many.data, b">"]) == b"<" + packed(bytes(group.documents[1])) + b">"
 
 
 def test_counts_copy_nothing() -> None:
@@ -205,269 +181,6 @@ def test_models_take_turns_by_age() -> None:
     assert rig.latency_ns(other) < 3 * cost_of(1 << 20, 2)
 
 
-def test_a_view_keeps_its_slot_until_released() -> None:
-    """Nothing is written over ids that somebody still reads; released slots are used again."""
-    rig = Rig(sizes=(SizeClass(64 * KIB, 64),), n_each=2)
-    first = rig.submit(*texts(1, [30_000]))
-    rig.run()
-    for seed in range(2, 6):
-        later = rig.submit(*texts(seed, [30_000]))
-        rig.run()
-        assert type(later.ids[0]) is bytes, "the last slot is for replays"
-        check(later)
-    check(first)
-    assert rig.route.snapshot().n_held == 1
-    view = first.ids[0]
-    assert isinstance(view, HeldIds)
-    view.release()
-    view.release()
-    again = rig.submit(*texts(7, [30_000]))
-    rig.run()
-    assert isinstance(again.ids[0], HeldIds)
-    check(again)
-
-
-def test_a_view_is_released_by_the_garbage_collector() -> None:
-    """Whatever part of it was kept last."""
-    rig = Rig(sizes=(SizeClass(64 * KIB, 64),), n_each=2)
-    group = rig.submit(*texts(1, [30_000]))
-    rig.run()
-    part = memoryview(group.ids[0])[4:8]  # type: ignore[arg-type]
-    group.ids.clear()
-    rig.submit(b"look")
-    rig.run()
-    assert rig.route.snapshot().n_held == 1
-    assert bytes(part) == packed(bytes(group.documents[0][1:2]))
-    part.release()
-    rig.submit(b"look")
-    rig.run()
-    assert rig.route.snapshot().n_held == 0
-
-
-def test_a_caller_that_refers_to_its_group_does_not_keep_it() -> None:
-    """The route lets go of the callbacks of a group that was answered, so that no cycle holds a slot."""
-
-    class Caller:
-        def __init__(self, route: GpuRoute, document: bytes) -> None:
-            self.group = Group(MODEL, [document], self.on_done, lambda *_: None)
-            route.submit(self.group)
-
-        def on_done(self, group: Group) -> None:
-            assert isinstance(group.ids[0], HeldIds)
-
-    rig = Rig()
-    caller = weakref.ref(Caller(rig.route, bytes(20_000)))
-    assert caller() is not None
-    rig.run()
-    assert caller() is None
-    rig.submit(b"look")
-    rig.run()
-    assert rig.route.snapshot().n_held == 0
-
-
-def test_views_of_one_batch_hold_it_together() -> None:
-    """A slot with two views is free when both are gone."""
-    rig = Rig(sizes=(SizeClass(256 * KIB, 64),), n_each=2)
-    group = rig.submit(*texts(1, [30_000, 30_000, 5]))
-    rig.run()
-    first, second, small = group.ids
-    assert isinstance(first, HeldIds)
-    assert isinstance(second, HeldIds)
-    assert type(small) is bytes
-    first.release()
-    rig.submit(b"look")
-    rig.run()
-    assert rig.route.snapshot().n_held == 1
-    second.release()
-    rig.submit(b"look")
-    rig.run()
-    assert rig.route.snapshot().n_held == 0
-
-
-def test_a_released_slot_lets_waiting_documents_go() -> None:
-    """A batch that waits for a slot is launched when a view of it ends, without any other event."""
-    rig = Rig(sizes=(SizeClass(64 * KIB, 64), SizeClass(256 * KIB, 64)), n_each=1)
-    held = rig.submit(*texts(1, [20_000]))
-    rig.run()
-    view = held.ids[0]
-    assert isinstance(view, HeldIds)
-    rig.engine.is_hung = True
-    rig.submit(bytes(100_000))
-    waiting = rig.submit(bytes(60_000))
-    rig.submit(bytes(6_000))
-    assert rig.engine.n_running == 1
-    view.release()
-    rig.run(rig.simulation.now_ns + US)
-    assert rig.engine.n_running == 2
-    assert waiting.n_waiting == 0
-
-
-def test_cancelled_and_expired_groups_leave_before_they_are_launched() -> None:
-    """They are told once, and no replay holds them."""
-    rig = Rig(limits=RouteLimits(max_in_flight=1))
-    rig.submit(b"first")
-    cancelled, kept, large = rig.submit(b"a"), rig.submit(b"b"), rig.submit(bytes(300_000))
-    expired = rig.group(b"c", deadline_ns=rig.simulation.now_ns + US)
-    rig.route.submit(expired)
-    cancelled.cancelled = large.cancelled = True
-    rig.run()
-    assert sorted(reason for _group, reason in rig.fallen) == [CANCELLED, CANCELLED, EXPIRED]
-    assert {id(group) for group, _reason in rig.fallen} == {id(cancelled), id(large), id(expired)}
-    assert kept in rig.done
-    assert [launch[1] for launch in rig.engine.launches] == [5, 1]
-    assert rig.route.snapshot().n_waiting_bytes == 0
-
-
-def test_a_cancelled_group_stops_between_its_batches() -> None:
-    """What was launched ends, the rest leaves, and it is told once."""
-    rig = Rig(sizes=SMALL, limits=RouteLimits(max_in_flight=1))
-    group = rig.submit(*texts(3, [50] * 40))
-    group.cancelled = True
-    rig.run()
-    assert rig.fallen == [(group, CANCELLED)]
-    assert not rig.done
-    assert len(rig.engine.launches) == 1
-
-
-@pytest.mark.parametrize("when_ns", [1, 10 * US, 35 * US, 90 * US, 200 * US])
-def test_a_lost_engine_hands_over_every_group_once(when_ns: int) -> None:
-    """In flight, queued, split, large: each is answered by ids or handed to its fallback, never both."""
-    rig = Rig(cuts={MODEL: EveryByte()})
-    groups = [rig.submit(*texts(number, [2_000, 300_000, 5_000_000][: 1 + number % 3]), at_ns=1 + 8 * US * number)
-              for number in range(20)]  # fmt: skip
-    rig.simulation.at(when_ns, rig.engine.lose)
-    rig.run()
-    assert len(rig.done) + len(rig.fallen) == len(groups)
-    assert {id(group) for group in rig.done} | {id(group) for group, _ in rig.fallen} == set(map(id, groups))
-    assert {reason for _group, reason in rig.fallen} <= {ENGINE_LOST, NOT_READY}
-    assert not rig.route.ready
-    for group in rig.done:
-        check(group)
-
-
-def test_an_engine_lost_at_a_launch() -> None:
-    """The group whose launch failed falls back, too, in `submit` itself."""
-    rig = Rig()
-    rig.engine.lose_after(1)
-    first = rig.submit(b"one")
-    second = rig.submit(*[b"x"] * 10)
-    assert {id(group) for group, _reason in rig.fallen} == {id(first), id(second)}
-    rig.run()
-    assert len(rig.fallen) == 2
-    assert not rig.done
-
-
-def test_a_new_incarnation_serves() -> None:
-    """After a loss, groups fall back until the next engine is there; results of the old one stay what they are."""
-    rig = Rig()
-    old = rig.submit(*texts(1, [30_000]))
-    rig.run()
-    rig.engine.lose()
-    rig.run()
-    late = rig.submit(b"nobody")
-    assert rig.fallen == [(late, NOT_READY)]
-    rig.attach()
-    assert rig.route.ready
-    new = rig.submit(b"hello")
-    rig.run()
-    check(new)
-    check(old)
-    snapshot = rig.route.snapshot()
-    assert snapshot.fallbacks == {NOT_READY: 1}
-    assert sum(replays.times.n for replays in snapshot.replays.values()) == 2
-
-
-def test_a_hung_replay_ends_the_engine() -> None:
-    """After `silent_after_s` without an end, everything falls back, and late completions mean nothing."""
-    rig = Rig(limits=RouteLimits(silent_after_s=0.01))
-    rig.engine.is_hung = True
-    first, second = rig.submit(b"one"), rig.submit(b"two")
-    for number in range(1, 20):
-        rig.simulation.at(number * MS, lambda: rig.route.turn(1.0))
-    rig.run()
-    assert rig.fallen == [(first, ENGINE_SILENT), (second, ENGINE_SILENT)]
-    rig.engine.is_hung = False
-    rig.route.turn(1.0)
-    assert not rig.done
-
-
-def test_an_engine_that_starts_slowly_is_not_asked() -> None:
-    """Until it is ready, groups fall back at once."""
-    simulation = Simulation()
-    engine = FakeEngine(simulation, {MODEL: make_slots(MODEL)}, ready_ns=5 * MS)
-    route = GpuRoute({}, clock=simulation.clock)
-    route.attach(engine)
-    engine.on_due = lambda: serve_due(route)
-    done: list[Group] = []
-    fallen: list[str] = []
-
-    def submit() -> None:
-        route.submit(Group(MODEL, [b"x"], done.append, lambda _group, reason: fallen.append(reason)))
-
-    submit()
-    assert (route.ready, route.load(MODEL).ready, fallen) == (False, False, [NOT_READY])
-    simulation.at(6 * MS, submit)
-    simulation.run()
-    assert route.ready
-    assert len(done) == 1
-
-
-def test_a_model_that_the_engine_does_not_have() -> None:
-    """Its groups fall back; it is served once the engine has loaded it, and no more when it is forgotten."""
-    rig = Rig(limits=RouteLimits(max_in_flight=1))
-    assert not rig.route.serves("other")
-    assert not rig.route.load("other").ready
-    rig.submit(b"x", model="other")
-    assert [reason for _group, reason in rig.fallen] == [NOT_READY]
-    rig.engine.add_model(make_slots("other", first_number=500))
-    assert rig.route.serves("other")
-    running, waiting = rig.submit(b"x", model="other"), rig.submit(b"y", model="other")
-    large = rig.submit(bytes(300_000), model="other")
-    rig.route.forget("other")
-    rig.run()
-    assert rig.done == [running]
-    assert [(group, reason) for group, reason in rig.fallen[1:]] == [(waiting, NOT_READY), (large, NOT_READY)]
-
-
-def test_a_document_without_a_slot() -> None:
-    """A ladder that changed since a document was cut for it hands the group back."""
-    rig = Rig(sizes=SMALL, cuts={MODEL: EveryByte()})
-    queue = rig.route._incarnation.queue_of(MODEL)  # type: ignore[union-attr]
-    group = rig.group(bytes(1_000))
-    rig.route._incarnation.submit(queue, group)  # type: ignore[union-attr, arg-type]
-    assert rig.fallen == [(group, NO_SLOT)]
-
-
-def test_what_is_no_text_falls_back() -> None:
-    """A document that cannot be copied takes its batch to the CPU, and the route goes on."""
-    rig = Rig()
-    bad = rig.submit("text instead of bytes")  # type: ignore[arg-type]
-    bad_large = rig.submit("x" * 300_000)  # type: ignore[arg-type]
-    good = rig.submit(b"good")
-    rig.run()
-    assert rig.fallen == [(bad, UNREADABLE), (bad_large, UNREADABLE)]
-    check(good)
-
-
-def test_results_that_make_no_sense_end_the_engine(caplog: pytest.LogCaptureFixture) -> None:
-    """An engine that cannot be understood is not asked again; every group falls back once."""
-    rig = Rig(limits=RouteLimits(max_in_flight=1))
-    wait = rig.engine.wait
-
-    def wait_for_nonsense(timeout_s: float | None) -> list[Completion]:
-        completions = wait(timeout_s)
-        for completion in completions:
-            completion.slot.ids = None  # type: ignore[assignment]
-        return completions
-
-    rig.engine.wait = wait_for_nonsense  # type: ignore[method-assign]
-    first, second = rig.submit(b"one"), rig.submit(b"two")
-    rig.run()
-    assert rig.fallen == [(first, UNREADABLE), (second, ENGINE_LOST)]
-    assert not rig.route.ready
-    assert "cannot be read" in caplog.text
-
-
 def test_long_documents_are_not_filled_by_who_submits_short_ones() -> None:
     """They are left to the thread of the route, which is woken for it and fills them in steps."""
     rig = Rig(sizes=(SizeClass(4 * KIB, 512), SizeClass(4 << 20, 512)))
@@ -487,21 +200,6 @@ def test_long_documents_are_not_filled_by_who_submits_short_ones() -> None:
     check(third)
 
 
-def test_a_failing_callback_keeps_nobody_from_their_answer() -> None:
-    """It is logged without a text."""
-    rig = Rig()
-
-    def fail(group: Group) -> None:
-        raise RuntimeError("secret")
-
-    rig.submit(b"first")
-    rig.route.submit(Group(MODEL, [b"x"], fail, lambda _group, _reason: None))
-    last = rig.submit(b"last")
-    rig.run()
-    check(last)
-    assert last in rig.done
-
-
 def test_load_tells_the_queue() -> None:
     """What waits and what is under way can be read at any time."""
     rig = Rig(limits=RouteLimits(max_in_flight=2))
@@ -518,15 +216,6 @@ def test_load_tells_the_queue() -> None:
     assert (load.launched_ns, load.waiting_bytes, load.alone_launched_ns, load.alone_waiting_bytes) == (0, 0, 0, 0)
     rig.route.close()
     assert not load.ready
-
-
-def test_closing_hands_everything_over() -> None:
-    """What waits falls back, `serve` returns, and a link attached later ends at once."""
-    rig = Rig(limits=RouteLimits(max_in_flight=1))
-    groups = [rig.submit(b"one"), rig.submit(b"two")]
-    rig.route.close()
-    assert rig.fallen == [(group, NOT_READY) for group in groups]
-    assert rig.route.serve(rig.engine) == NOT_READY
 
 
 def test_a_thread_serves_in_real_time() -> None:
