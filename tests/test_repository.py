@@ -120,6 +120,26 @@ def test_scripts_are_executable_and_parse(script: str) -> None:
     assert result.returncode == 0, result.stderr
 
 
+def test_ci_installs_what_tests_look_for() -> None:
+    """No test is skipped in CI for the lack of a Python package: each that tests look for is in one of CI's extras."""
+    packages = {"dynamo": "ai-dynamo-runtime", "nvidia": "nvidia-cuda-nvrtc"}
+    looked_for = {
+        packages.get(module, module)
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for module in re.findall(r"""(?:find_spec|importorskip)\("(\w+)""", path.read_text(encoding="utf-8"))
+    }
+    scripts = "".join((ROOT / name).read_text(encoding="utf-8") for name in (".ci/run", "scripts/check"))
+    extras = {extra for line in re.findall(r"^scripts/venv (.+)$", scripts, re.M) for extra in line.split()}
+    installed = {
+        re.split(r"[^\w-]", requirement)[0]
+        for extra in extras
+        for requirement in PROJECT["optional-dependencies"][extra]
+    }
+    assert looked_for >= {"ray", "transformers", "openai", "anthropic", "ai-dynamo-runtime"}
+    # Tests of what is said without CuPy look for its absence.
+    assert looked_for - {"cupy"} <= installed
+
+
 def test_a_script_says_what_is_missing(tmp_path: Path) -> None:
     """Without a suitable Python, `scripts/venv` names what it needs and how to get it."""
     old = tmp_path / "python3"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from cloudcoil.models.prometheus_operator.v1 import ServiceMonitor
 
 from service.options import ServiceOptions
 from service.settings import parse_serve
@@ -23,8 +25,8 @@ SIDECARS = tuple(name for name in OVERLAYS if name.startswith("sidecar"))
 SHARED = {"sidecar-sglang": "MPS", "sidecar-vllm": "TimeSlicing"}
 VERSIONS = ("1.34", "1.37")
 """The first one that has everything that is used here, and the newest with a schema."""
-CUSTOM = {"ServiceMonitor"}
-"""Kinds that Kubernetes itself has no schema for."""
+CUSTOM = {"ServiceMonitor": ServiceMonitor}
+"""Models of kinds that Kubernetes itself has no schema for."""
 
 
 @cache
@@ -64,6 +66,38 @@ def test_kubernetes_accepts_the_objects(overlay: str, version: str) -> None:
     for thing in built(overlay):
         if thing["kind"] not in CUSTOM:
             kubernetes_validate.validate(thing, version, strict=True)
+
+
+@pytest.mark.parametrize("overlay", ["service", "service-gpu"])
+def test_the_operator_accepts_the_monitor(overlay: str) -> None:
+    """The Prometheus operator knows every field, and each value is one that it allows."""
+    monitor = find(overlay, "ServiceMonitor")
+    assert understood(monitor) == monitor
+
+
+def test_a_misspelt_field_is_seen() -> None:
+    """The check above is one: a field that the operator does not know does not come back."""
+    monitor = changed_endpoint(intervall="15s")
+    assert understood(monitor) != monitor
+
+
+@pytest.mark.parametrize("wrong", [{"interval": "15 s"}, {"port": 8400}, {"scheme": "ftp"}], ids=str)
+def test_a_wrong_value_is_refused(wrong: dict[str, object]) -> None:
+    """Forms and types of values are the operator's."""
+    with pytest.raises(ValueError, match=rf"endpoints\.0\.{next(iter(wrong))}"):
+        understood(changed_endpoint(**wrong))
+
+
+def changed_endpoint(**fields: object) -> dict[str, Any]:
+    """The fleet's monitor with other fields of its endpoint."""
+    monitor = copy.deepcopy(find("service", "ServiceMonitor"))
+    monitor["spec"]["endpoints"][0] |= fields
+    return monitor
+
+
+def understood(thing: dict[str, Any]) -> Any:
+    """What is left of an object after its operator's model has read it; `ValueError` for a wrong value."""
+    return CUSTOM[thing["kind"]].model_validate(thing).model_dump(by_alias=True, exclude_unset=True, mode="json")
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
