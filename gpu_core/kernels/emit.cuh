@@ -5,39 +5,30 @@
 //   tokens         200   180   210   190
 //   state          200i  180a  210a  ...      a: this tile only, i: all up to this tile
 //   tile 3 reads   2: 210a, 1: 180a, 0: 200i  -> its first token is number 590
-//
-// A state holds the replay's epoch, so nothing is cleared between replays: an old state is a state that is not there yet.
 #pragma once
 
 #include "lookup.cuh"
+#include "tile_state.cuh"
 
-constexpr u32 STATUS_SHIFT = 26, STATE_EPOCH_SHIFT = 28;
-enum Status : u32 { PARTIAL = 1, INCLUSIVE = 2 };
-
-__device__ __forceinline__ u64 tile_state(u64 epoch, u32 status, u32 value) {
-    return epoch << STATE_EPOCH_SHIFT | static_cast<u64>(status) << STATUS_SHIFT | value;
-}
-
-// Tokens before this tile. By one warp; `n_tokens` are the tile's own.
-__device__ __forceinline__ u32 look_back(const Batch& batch, const Job& job, u32 n_tokens) {
+// Tokens before this tile. By one warp; `n_tokens` are the tile's own, `filled` what it said before.
+__device__ __forceinline__ u32 look_back(const Batch& batch, const Job& job, u32 filled, u32 n_tokens) {
     volatile u64* states = batch.tile_states;
-    if (lane_id() == 0) states[job.tile] = tile_state(job.epoch, job.tile ? PARTIAL : INCLUSIVE, n_tokens);
+    if (lane_id() == 0) states[job.tile] = tile_state(job.epoch, filled, job.tile ? PARTIAL : INCLUSIVE, n_tokens);
     u32 before = 0;
     int nearest = static_cast<int>(job.tile) - 1;
     while (nearest >= 0) {
         int tile = nearest - static_cast<int>(lane_id());
         u64 state;
         do {
-            state = tile >= 0 ? states[tile] : tile_state(job.epoch, INCLUSIVE, 0);
-        } while (__any_sync(FULL, state >> STATE_EPOCH_SHIFT != (job.epoch & (~0ull >> STATE_EPOCH_SHIFT))));
-        u32 inclusive = __ballot_sync(FULL, (state >> STATUS_SHIFT & 3u) == INCLUSIVE);
+            state = tile >= 0 ? states[tile] : tile_state(job.epoch, 0, INCLUSIVE, 0);
+        } while (__any_sync(FULL, !is_of(state, job.epoch) || status_of(state) == UNCOUNTED));
+        u32 inclusive = __ballot_sync(FULL, status_of(state) == INCLUSIVE);
         u32 used = inclusive ? __ffs(inclusive) - 1 : 31;
-        u32 value = static_cast<u32>(state) & ((1u << STATUS_SHIFT) - 1);
-        before += warp_sum(lane_id() <= used ? value : 0);
+        before += warp_sum(lane_id() <= used ? tokens_of(state) : 0);
         if (inclusive) break;
         nearest -= 32;
     }
-    if (lane_id() == 0 && job.tile) states[job.tile] = tile_state(job.epoch, INCLUSIVE, before + n_tokens);
+    if (lane_id() == 0 && job.tile) states[job.tile] = tile_state(job.epoch, filled, INCLUSIVE, before + n_tokens);
     return before;
 }
 
@@ -101,9 +92,8 @@ __device__ __forceinline__ void complete(const Batch& batch, const Job& job, u32
     __threadfence();
     if (atomicInc(&batch.control->blocks_done, n_tiles - 1) != n_tiles - 1) return;
     __threadfence();
-    u64 state = *const_cast<volatile u64*>(&batch.tile_states[n_tiles - 1]);
     volatile Completion* completion = batch.completion;
-    completion->n_tokens = static_cast<u32>(state) & ((1u << STATUS_SHIFT) - 1);
+    completion->n_tokens = tokens_of(*const_cast<volatile u64*>(&batch.tile_states[n_tiles - 1]));
     completion->any_flagged = *const_cast<volatile u64*>(&batch.control->flag_epoch) == job.epoch;
     __threadfence_system();
     completion->epoch = job.epoch;

@@ -3,7 +3,7 @@
 //   pre-token   _the     slot  5f 74 68 65 | 0 | 0 | id << 4 | 4      its bytes in three words, and what it is
 #pragma once
 
-#include "merge.cuh"
+#include "merge_long.cuh"
 
 // Lists of misses by their largest length. The first two share an array from both ends, as do the next two.
 enum MissList : u32 { MISS_8, MISS_16, MISS_32, MISS_64, MISS_LONG };

@@ -2,7 +2,8 @@
 //
 //   OWN    the tile's window. Left halo all digits (or newlines, or an ASCII tail): go LEFT. Blanks from the tile to the window's
 //          end: go RIGHT. No pre-token begins in the right halo: go to the END.
-//   LEFT   windows to the left, until the run begins:    a digit's phase, whether newlines are claimed
+//   LEFT   windows to the left, until the run begins:    a digit's phase, whether newlines are claimed. Tiles that the run fills
+//          are not looked at: their blocks have said so (tile_state.cuh)
 //   RIGHT  windows to the right, until the blanks end:   whether a newline is ahead
 //   END    the next tile's window:                       where the last pre-token ends
 //
@@ -11,13 +12,13 @@
 #pragma once
 
 #include "split.cuh"
+#include "tile_state.cuh"
 
 constexpr u32 SURE = WINDOW - 8;        // behind it, a rule might need bytes that are not in the window
 constexpr u32 LEFT_STEP = WINDOW - 96;  // word 1 of a window is word 30 of the next one to the left
 constexpr u32 LEFT_WORD = 29;
 constexpr u32 MAX_STEPS = MAX_WALK / LEFT_STEP;
-constexpr u32 LEAP_STEPS = 4;
-constexpr int LEAP = LEAP_STEPS * LEFT_STEP;  // bytes; a multiple of 16
+constexpr u32 TILE_LANES = (1u << TILE_END / 32) - (1u << HALO_LEFT / 32);  // whose words are the tile's own bytes
 constexpr bool HAS_FAR_FACTS = FAMILY != GPT2;
 
 __device__ __forceinline__ void start_walk(Walk& walk, int tile_start) {
@@ -81,62 +82,53 @@ __device__ __forceinline__ void go(Walk& walk, u32 mode, int window_start, Facts
     walk.n_steps = mode == OWN ? 0 : walk.n_steps + 1;
 }
 
-// Whether four bytes are all ASCII members of a run.
-__device__ __forceinline__ bool are_members(u32 bytes, u32 run) {
-    if (run == DIGITS)
-        return (bytes & 0xf0f0f0f0u) == 0x30303030u && ((bytes + 0x06060606u) & 0xf0f0f0f0u) == 0x30303030u;
-    if (run == NEWLINES) {
-        u32 other = bytes ^ 0x0a0a0a0au;  // 0 or 7 in each byte
-        return (other & 0xf8f8f8f8u) == 0 && ((other ^ (other >> 1)) & 0x03030303u) == 0;
+// The kind of run that the tile is nothing but, in characters of one byte and without a border, + 1; or 0.
+__device__ __forceinline__ u32 run_of_tile(const Planes& m) {
+    const bool plain = m.lead == FULL && m.border == 0;
+    if ((__ballot_sync(FULL, plain) & TILE_LANES) != TILE_LANES) return 0;
+    for (u32 run = NEWLINES; run <= TAIL; ++run) {
+        if (all_members(m, run, TILE_LANES)) return run + 1;
     }
-    u32 lower = bytes | 0x20202020u;
-    return (bytes & 0x80808080u) == 0 && ((lower + 0x1f1f1f1fu) & ~(lower + 0x05050505u) & 0x80808080u) == 0x80808080u;
+    return 0;
 }
 
-// Leaps to the left over ASCII members that are sure to have no border among them: without planes, 16 bytes a load, because every
-// tile of a long run walks to its beginning. By one warp; `end` is where the bytes end that have been looked at.
-__device__ __forceinline__ u32 leaps_left(const Tables& t, const Batch& batch, const Job& job, u32 run, u32 n_steps,
-                                          int end) {
-    bool may_be_literal = false;
-    for (u32 byte = lane_id(); byte < 128; byte += 32) {
-        may_be_literal |= (__ldg(&t.ascii[byte]) & 0x80) && are_members(byte * 0x01010101u, run);
+// Leaps to the left over tiles that a run fills, as their blocks said. All bytes from `end` on have been seen; returns the first byte of
+// which that holds now. By one warp.
+__device__ __forceinline__ int leap_left(const Batch& batch, const Job& job, u32 run, int end) {
+    constexpr int SIZE = TILE;
+    const volatile u64* states = batch.tile_states;
+    int first = end;
+    for (u32 n = 32; n == 32 && end - first < static_cast<int>(MAX_WALK);) {
+        const int last = (first - 1) / SIZE, tile = last - static_cast<int>(lane_id());
+        u64 state;
+        do {
+            state = tile >= 0 ? states[tile] : tile_state(job.epoch, 0, UNCOUNTED, 0);
+        } while (__any_sync(FULL, !is_of(state, job.epoch)));
+        const u32 others = __ballot_sync(FULL, filled_of(state) != run + 1);
+        n = others ? __ffs(others) - 1 : 32;
+        if (n) first = (last + 1 - static_cast<int>(n)) * SIZE;
     }
-    if (__any_sync(FULL, may_be_literal)) return 0;
-    await_text(batch, job.epoch, job.n_bytes, job.n_documents, 0, end);
-    int floor = 0;  // a border, which is left for a window to see
-    if (job.n_documents > 1) {
-        floor = batch.document_starts[first_from(batch.document_starts, job.n_documents, end) - 1];
-    }
-    const uint4* items = reinterpret_cast<const uint4*>(batch.text);
-    u32 n = 0;
-    for (; end - LEAP > floor && n_steps + (n + 1) * LEAP_STEPS < MAX_STEPS; ++n, end -= LEAP) {
-        bool members = true;
-        for (u32 item = lane_id(); item < LEAP / 16; item += 32) {
-            uint4 bytes = items[(end - LEAP) / 16 + item];
-            members &= are_members(bytes.x, run) && are_members(bytes.y, run) && are_members(bytes.z, run) &&
-                       are_members(bytes.w, run);
-        }
-        if (__any_sync(FULL, !members)) break;
-    }
-    return n;
+    return first;
 }
 
-__device__ __forceinline__ void step_left(Walk& walk, const Tables& t, const Planes& m, const Runs& runs,
-                                          const Batch& batch, const Job& job) {
+// The window to look at when all bytes from `end` on have been seen.
+__device__ __forceinline__ int window_before(int end) { return end - static_cast<int>((LEFT_WORD + 1) * 32); }
+
+__device__ __forceinline__ void step_left(Walk& walk, const Planes& m, const Runs& runs, const Batch& batch,
+                                          const Job& job) {
     constexpr u32 inner = (2u << LEFT_WORD) - 2;  // words 1 to LEFT_WORD
     bool further = all_members(m, walk.run, inner);
     u32 in_lane = lane_id() && lane_id() <= LEFT_WORD ? __popc(m.number & m.lead) : 0;
     u32 n_digits = further ? warp_sum(in_lane) : __shfl_sync(FULL, runs.phase_count, LEFT_WORD);
     bool claimed = has_position(runs.claimed, (LEFT_WORD + 1) * 32),
          tail = has_position(runs.tail, (LEFT_WORD + 1) * 32);
-    u32 leaps = further ? leaps_left(t, batch, job, walk.run, walk.n_steps, walk.window_start + 32) : 0;
+    const int end = walk.window_start + 32, first = further ? leap_left(batch, job, walk.run, end) : end;
     __syncwarp();  // all lanes have read what one of them writes now
     if (lane_id()) return;
-    walk.n_digits = (walk.n_digits + n_digits + leaps * LEAP) % 3;
-    walk.n_steps += leaps * LEAP_STEPS;
+    walk.n_digits = (walk.n_digits + n_digits + static_cast<u32>(end - first)) % 3;
+    walk.n_steps += static_cast<u32>(end - first) / LEFT_STEP;
     int own = job.tile_start - static_cast<int>(HALO_LEFT);
-    int next = walk.window_start - static_cast<int>(LEFT_STEP + leaps * LEAP);
-    if (further && walk.n_steps < MAX_STEPS) return go(walk, LEFT, next, {});
+    if (further && walk.n_steps < MAX_STEPS) return go(walk, LEFT, window_before(first), {});
     if (further) flag_document(batch, job, job.tile_start, LONG_WALK);
     walk.knows_left = 1;
     walk.own.claimed = claimed;
@@ -199,9 +191,14 @@ __device__ __forceinline__ void look(Shared& sh, const Tables& t, const Batch& b
         u32 n_digits = __popc(m.number & m.lead);
         facts.phase = (facts.phase + 33 - __shfl_sync(FULL, n_digits, 0)) % 3;
     }
+    u32 filled = HAS_FAR_FACTS && mode == OWN ? run_of_tile(m) : 0;
+    if (HAS_FAR_FACTS && mode == OWN && lane_id() == 0) {
+        walk.filled = filled;
+        *const_cast<volatile u64*>(&batch.tile_states[job.tile]) = tile_state(job.epoch, filled, UNCOUNTED, 0);
+    }
     Runs runs;
     u32 start = split_window(sh, m, facts, runs);
-    if (mode == LEFT) return step_left(walk, t, m, runs, batch, job);
+    if (mode == LEFT) return step_left(walk, m, runs, batch, job);
     if (mode == RIGHT) return step_right(walk, m, last_window, batch, job);
 
     u32 blanks_begin = mode == OWN && walk.knows_right ? WINDOW : last_blanks(m);
@@ -216,12 +213,15 @@ __device__ __forceinline__ void look(Shared& sh, const Tables& t, const Batch& b
         sh.start[lane_id()] = start;
         check_borders(sh, m, batch, job, window_start);
     }
+    // The halo's second word belongs to what the phase is counted from.
+    const int seen = window_start + 32, first = run == 3 ? seen : leap_left(batch, job, run, seen);
     __syncwarp();
     if (lane_id()) return;
     if (run != 3) {
         walk.run = run;
-        walk.n_digits = 0;
-        go(walk, LEFT, window_start - static_cast<int>(LEFT_STEP), {});
+        walk.n_digits = static_cast<u32>(seen - first);
+        walk.n_steps = static_cast<u32>(seen - first) / LEFT_STEP;
+        go(walk, LEFT, window_before(first), {});
     } else if (needs_right) {
         go(walk, RIGHT, window_start + static_cast<int>(LEFT_STEP), {});
     } else if (end == NOT_FOUND) {

@@ -44,7 +44,8 @@ struct Walk {
     u32 run;      // kind of the run that is followed to the left
     u32 n_steps;  // windows seen on this walk
     u32 n_digits;
-    u32 end;  // position behind the tile's last pre-token; 0 = further than MAX_PRETOKEN
+    u32 filled;  // by the kind of run that the tile is nothing but, + 1; or 0
+    u32 end;     // position behind the tile's last pre-token; 0 = further than MAX_PRETOKEN
 };
 
 // Everything that a block shares. Positions are positions in the window; those of long pre-tokens run on behind it.
@@ -110,7 +111,10 @@ __device__ __noinline__ void flag_at(const u32* starts, u32* flags, Control* con
             high = middle;
         }
     }
-    flags[low] = static_cast<u32>(epoch << EPOCH_SHIFT) | reason;
+    // Whoever wrote the same word has told the host, too, by the time the replay ends.
+    const u32 word = static_cast<u32>(epoch << EPOCH_SHIFT) | reason;
+    if (flags[low] == word) return;
+    flags[low] = word;
     atomicMax(&control->flag_epoch, epoch);
 }
 
@@ -129,10 +133,8 @@ __device__ __forceinline__ u32 load_word(const Batch& batch, const Job& job, int
 // Bytes of the window, cleared planes, and the borders between documents. Ends with a barrier.
 __device__ __forceinline__ void load_window(Shared& sh, const Batch& batch, const Job& job, int window_start) {
     if (batch.n_fetchers) {
-        // What is looked for beyond the own window may lie anywhere.
-        bool own = job.is_own(window_start);
-        int from = own ? window_start : 0, to = own ? window_start + static_cast<int>(WINDOW) + 4 : job.n_bytes;
-        if (warp_id() == 0) await_text(batch, job.epoch, job.n_bytes, job.n_documents, from, to);
+        int end = window_start + static_cast<int>(WINDOW) + 4;
+        if (warp_id() == 0) await_text(batch, job.epoch, job.n_bytes, job.n_documents, window_start, end);
         __syncthreads();
     }
     sh.text[threadIdx.x] = load_word(batch, job, window_start + static_cast<int>(threadIdx.x) * 4);
