@@ -10,9 +10,7 @@ anything is timed. Figures are medians in microseconds; texts rotate over severa
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
-import os
 import statistics
 import sys
 import time
@@ -22,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from gpu_core.bpe_file import read_bpe_model
 from gpu_core.encoder import Encoder, load
 from gpu_core.encoding import Encoding
 from gpu_core.layout import FLAG_IDS
@@ -31,13 +28,15 @@ from gpu_core.spec import read_spec
 from gpu_core.transfer import TRANSFERS, Transfer
 from tests.benchmarks.cpu_engines import first_calls_ms
 from tests.benchmarks.gpu_decode import bench_decode
-from tests.gpu_core.device_data import DeviceData, Reference, window
+from tests.benchmarks.gpu_peers import Peers
+from tests.gpu_core.device_data import DeviceData, Ids, Reference, window
 
 N_WINDOWS = 5
-SLOW_NS = 500_000_000
 WARM_UP_S = 0.3
 """An idle GPU lowers its clocks, and takes some time to raise them."""
 LADDER = (4096, 16384, 1 << 16, 1 << 18, 1 << 19, 1 << 20, 1 << 22, 1 << 25)
+FAMILY_LADDER = (4096, 1 << 19, 1 << 20, 1 << 22)
+FAMILY_INPUTS = ("books 1 KiB", "books 480 KB", "books 3.8 MB", "code 480 KB", "multilingual 1 MB")
 Row = dict[str, Any]
 Batch = list[bytes]
 
@@ -53,9 +52,10 @@ def spread_us(samples_ns: list[int]) -> float:
 
 
 def windows_of(text: bytes, n_bytes: int) -> list[bytes]:
-    """The same texts in every run: windows spread over the corpus."""
-    step = max(1, (len(text) - n_bytes) // N_WINDOWS)
-    return [window(text, k * step, n_bytes) for k in range(N_WINDOWS)]
+    """The same texts in every run: windows spread over the corpus; two that differ little of most of it."""
+    n = N_WINDOWS if 2 * n_bytes < len(text) else 2
+    step = max(1, (len(text) - n_bytes) // n)
+    return [window(text, k * step, n_bytes) for k in range(n)]
 
 
 def put(context: Any, batch: Batch) -> None:
@@ -109,10 +109,9 @@ def time_kernels(encoder: Encoder, batch: Batch, repeats: int) -> float:
     return float(statistics.median(samples))
 
 
-def check_equal(encoder: Encoder, reference: Reference, batches: list[Batch]) -> Row:
+def check_equal(encoder: Encoder, expected: list[list[Ids]], batches: list[Batch]) -> Row:
     """Tokens of the first batch, and documents of all that are for the CPU. Raises when an id differs."""
     n_needs_cpu = 0
-    expected = reference.ids_of_batches(batches)
     for batch, ids_of_batch in zip(batches, expected, strict=True):
         encoding = encoder.encode(batch)
         n_needs_cpu += len(encoding.needs_cpu)
@@ -120,82 +119,6 @@ def check_equal(encoder: Encoder, reference: Reference, batches: list[Batch]) ->
             if i not in encoding.needs_cpu and not np.array_equal(encoding.ids(i), ids):
                 raise ValueError(f"document {i} of {len(batch)} differs")
     return {"tokens": sum(map(len, expected[0])), "needs_cpu": n_needs_cpu}
-
-
-class Peers:
-    """The other tokenizers, each as a function from a batch to the number of its tokens."""
-
-    def __init__(self, file: bytes) -> None:
-        self.run: dict[str, Callable[[list[str]], Any]] = {}
-        self.reference = Reference(file)
-        self.run["tokenizers"] = lambda texts: self.reference.tokenizer.encode_batch_fast(
-            texts, add_special_tokens=False
-        )
-        self._add_gigatoken(file)
-        self._add_tiktoken(file)
-
-    def times(self, batches: list[Batch], repeats: int) -> Row:
-        """Median of warm calls for each peer whose ids are right; gigatoken also on text that it sees first."""
-        texts = [[document.decode() for document in batch] for batch in batches]
-        expected = [ids.tolist() for ids in self.reference.ids(batches[-1])]
-        row: Row = {}
-        for name, run in self.run.items():
-            firsts = [_timed(run, texts[0])]
-            # What takes seconds is run twice.
-            firsts += [_timed(run, text) for text in (texts[1:] if firsts[0] < SLOW_NS else texts[1:2])]
-            if _ids_of(name, run(texts[-1])) != expected:
-                row[f"{name}_us"] = None
-                continue
-            row[f"{name}_new_us"] = median_us(firsts)
-            # Half a second of calls for the slow ones; at least the first call of each text.
-            n = min(repeats, int(5e8 // max(firsts)))
-            row[f"{name}_us"] = median_us([_timed(run, texts[k % len(texts)]) for k in range(n)] or firsts)
-        return row
-
-    def _add_gigatoken(self, file: bytes) -> None:
-        try:
-            from gigatoken.gigatoken_rs import PadTruncate, load_hf_json
-        except ImportError:
-            return
-        backend, options = load_hf_json(file), PadTruncate(0)
-        self.run["gigatoken"] = lambda texts: backend.encode_batch_padded(texts, options, parallel=True)
-
-    def _add_tiktoken(self, file: bytes) -> None:
-        if importlib.util.find_spec("tiktoken") is None:
-            return
-        tiktoken = importlib.import_module("tiktoken")
-        pattern = next(
-            (step["pattern"]["Regex"] for step in _splits(json.loads(file)) if "Regex" in step["pattern"]), None
-        )
-        if pattern is None:
-            return
-        entries = read_bpe_model(file).entries
-        if sorted(entries.values()) != list(range(len(entries))):
-            return
-        encoding = tiktoken.Encoding("peer", pat_str=pattern, mergeable_ranks=entries, special_tokens={})
-        self.run["tiktoken"] = lambda texts: encoding.encode_ordinary_batch(texts, num_threads=os.cpu_count() or 1)
-
-
-def _splits(file: dict[str, Any]) -> list[dict[str, Any]]:
-    step = file.get("pre_tokenizer") or {}
-    return [child for child in step.get("pretokenizers", [step]) if child.get("type") == "Split"]
-
-
-def _ids_of(name: str, answer: Any) -> list[list[int]]:
-    if name == "tokenizers":
-        return [encoding.ids for encoding in answer]
-    if name == "gigatoken":
-        rows, lengths = answer
-        if len(lengths) == 1:
-            return [np.asarray(rows).reshape(-1).tolist()]
-        return [row[:n].tolist() for row, n in zip(np.asarray(rows), np.asarray(lengths).tolist(), strict=True)]
-    return [list(ids) for ids in answer]
-
-
-def _timed(run: Callable[[list[str]], Any], texts: list[str]) -> int:
-    begin = time.perf_counter_ns()
-    run(texts)
-    return time.perf_counter_ns() - begin
 
 
 def cases(data: DeviceData) -> dict[str, list[Batch]]:
@@ -236,8 +159,8 @@ def worst_cases(literal: bytes) -> dict[str, Batch]:
     }
 
 
-def bench_calls(family: str, data: DeviceData, repeats: int, with_peers: bool) -> list[Row]:
-    """The table of calls."""
+def bench_calls(family: str, data: DeviceData, repeats: int) -> list[Row]:
+    """The table of calls, beside the others."""
     file = data.tokenizer_json(family)
     encoder = load(file, GpuOptions(size_classes_bytes=LADDER, contexts_per_class=1))
     options = GpuOptions(size_classes_bytes=LADDER, contexts_per_class=1, wait="spin")
@@ -245,15 +168,35 @@ def bench_calls(family: str, data: DeviceData, repeats: int, with_peers: bool) -
     peers = Peers(file)
     rows = []
     for name, batches in cases(data).items():
+        others, expected = peers.times(batches, repeats)
         row: Row = {"family": family, "input": name, "bytes": sum(map(len, batches[0]))}
-        row |= check_equal(encoder, peers.reference, batches)
+        row |= check_equal(encoder, expected, batches)
         row |= time_calls(encoder, batches, repeats)
         row["spin_us"] = time_calls(spin, batches, repeats)["call_us"]
         row["kernels_us"] = time_kernels(encoder, batches[0], repeats)
-        if with_peers:
-            row |= peers.times(batches, repeats)
-        rows.append(row)
-        print(_line(row), flush=True)
+        rows.append(row | others)
+        print(_line(rows[-1]), flush=True)
+    return rows
+
+
+def bench_families(data: DeviceData, repeats: int) -> list[Row]:
+    """Every tokenizer that the device serves, on a few inputs; `against_llama3_1`: times as long a call takes."""
+    rows: list[Row] = []
+    standard: dict[str, float] = {}
+    inputs = {name: batches[:2] for name, batches in cases(data).items() if name in FAMILY_INPUTS}
+    for family in sorted(data.families(), key=lambda family: family != "llama3_1"):
+        file = data.tokenizer_json(family)
+        encoder = load(file, GpuOptions(size_classes_bytes=FAMILY_LADDER, contexts_per_class=1))
+        all_batches = [batch for batches in inputs.values() for batch in batches]
+        expected = iter(Reference(file).ids_of_batches(all_batches))
+        for name, batches in inputs.items():
+            row: Row = {"family": family, "input": name}
+            row |= check_equal(encoder, [next(expected) for _ in batches], batches)
+            row |= time_calls(encoder, batches, repeats)
+            row["kernels_us"] = time_kernels(encoder, batches[0], 20)
+            row["against_llama3_1"] = row["call_us"] / standard.setdefault(name, row["call_us"])
+            rows.append(row)
+            print(_line(row), flush=True)
     return rows
 
 
@@ -360,7 +303,7 @@ def main() -> int:
     data, repeats = DeviceData(arguments.data), arguments.repeats
     parts: dict[str, Callable[[], list[Row]]] = {
         "transfers": lambda: bench_transfers(data, repeats),
-        "calls": lambda: bench_calls("llama3_1", data, repeats, with_peers=True),
+        "calls": lambda: bench_calls("llama3_1", data, repeats),
         "waits": lambda: bench_waits(data, repeats),
         "worst": lambda: [
             row
@@ -369,17 +312,14 @@ def main() -> int:
             for row in bench_worst(family, data, repeats)
         ],
         "decode": lambda: bench_decode(data, repeats),
-        "families": lambda: [
-            row
-            for family in data.families()
-            if family != "llama3_1"
-            for row in bench_calls(family, data, repeats, with_peers=False)
-        ],
+        "families": lambda: bench_families(data, repeats),
     }
     rows: dict[str, list[Row]] = {}
     for part in arguments.part.split(","):
         print(f"== {part}", flush=True)
+        began = time.monotonic()
         rows[part] = parts[part]()
+        print(f"== {part} took {time.monotonic() - began:.0f} s", flush=True)
         if arguments.json:
             arguments.json.write_text(json.dumps(rows, indent=1))
     return 0
