@@ -31,6 +31,7 @@ from dispatcher.policy import GpuLoad
 from dispatcher.tokenizer import Tokenizer
 from gpu_core.errors import UnsupportedTokenizer
 from gpu_core.literals import device_literals
+from gpu_core.normal_form import Rewriter
 from gpu_core.safe_cut import SafeCuts
 from gpu_core.tables import check_support
 
@@ -65,6 +66,7 @@ class Gpus:
         self._clocks = clocks
         self._limits = RouteLimits(silent_after_s=options.gpu_watchdog_s + SILENT_AFTER_WATCHDOG_S)
         self._cuts: dict[str, SafeCuts] = {}
+        self._rewriters: dict[str, Rewriter] = {}
         self._lock = threading.Lock()
         self._n_users: dict[str, int] = {}
         """How many models have a tokenizer, which are served or could not be."""
@@ -110,6 +112,7 @@ class Gpus:
                     self._calibrator.remove(key)
                 self._supervisor.remove(key)
                 self._cuts.pop(key, None)
+                self._rewriters.pop(key, None)
 
     def _add(self, tokenizer: Tokenizer, data: bytes) -> None:
         spec = tokenizer.spec
@@ -121,6 +124,8 @@ class Gpus:
         # Without cuts, a document beyond the largest size class takes the CPU route.
         with contextlib.suppress(UnsupportedTokenizer):
             self._cuts[spec.digest] = SafeCuts(spec.pattern_family, device_literals(spec), bool(spec.normalizers))
+        if spec.normalizers == ("NFC",):
+            self._rewriters[spec.digest] = Rewriter(spec, tokenizer.normalize)
         self._supervisor.add(spec.digest, data)
         if self._calibrator is not None:
             self._calibrator.add(tokenizer)
@@ -152,6 +157,10 @@ class Gpus:
             if status.state == "down" and status.reason:
                 return f"GPU {status.gpu} is down: {status.reason}"
         return STARTING
+
+    def rewriter(self, key: str) -> Rewriter | None:
+        """What rewrites documents of a model that are not in normal form; None when nothing does."""
+        return self._rewriters.get(key)
 
     def statuses(self) -> tuple[EngineStatus, ...]:
         """Of every engine, by GPU."""

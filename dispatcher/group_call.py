@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dispatcher.admission import Uncounted
+from dispatcher.bundle import doubtful, finished_ids
 from dispatcher.costs import content_kind
 from dispatcher.errors import Cancelled, EngineFault, InvalidOption, InvalidText, NoGpuRoute
 from dispatcher.failures import where
@@ -21,7 +22,7 @@ from dispatcher.gpu.group import CANCELLED, EXPIRED, Group, Ids
 from dispatcher.job import Job, Partial, deadline_exceeded
 from dispatcher.policy import CPU, GPU, NO_GPU
 from dispatcher.request import EncodedDocument, EncodeOptions, EncodeRequest, Request, Result, Route
-from dispatcher.router import Router, finished_ids
+from dispatcher.router import Router
 from dispatcher.tokenizer import Tokenizer
 from dispatcher.work_queue import WorkQueue
 from gpu_core.errors import SidetokError
@@ -144,7 +145,7 @@ class GroupCall:
                 else finished_ids(finisher, group.ids[number], n_tokens)
                 for number, n_tokens in enumerate(group.n_tokens)
             ]
-            self._queue_job(results, group.deadline_ns)
+            self._queue_job(results, group.deadline_ns, doubtful(group, 0, len(group.lengths)))
             return
         ids, n_tokens = group.ids, group.n_tokens
         if not finisher.changes_nothing:
@@ -164,7 +165,9 @@ class GroupCall:
         else:
             self._queue_job(None, group.deadline_ns)
 
-    def _queue_job(self, results: list[EncodedDocument | None] | None, deadline_ns: int) -> None:
+    def _queue_job(
+        self, results: list[EncodedDocument | None] | None, deadline_ns: int, again: Sequence[int] = ()
+    ) -> None:
         """Let a worker encode what is missing."""
         slot = Uncounted(sum(map(len, self._documents)))
         job: Job[EncodedGroup | None] = Job(self._read, self._write, lambda error: None, self._tell, slot, deadline_ns)
@@ -173,7 +176,7 @@ class GroupCall:
         if results is not None and (request := self._read_text()) is not None:
             job.claim()
             job.model, job.route = self._model, GPU if any(results) else CPU
-            job.partial = Partial(request, results)
+            job.partial = Partial(request, results, again)
         self._job = job
         job.abandoned = self._is_cancelled
         self._queue.put([job])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
@@ -26,6 +26,8 @@ class Partial:
     request: EncodeRequest
     results: list[EncodedDocument | None]
     """By document; None for those that are still to be encoded."""
+    doubtful: Sequence[int] = ()
+    """Of those, the documents that a GPU may answer once they are rewritten (`dispatcher.bundle.SecondTry`)."""
 
 
 class Job(Generic[A]):

@@ -4,6 +4,9 @@
                           └─ GPU: Bundle ─► group ─► route's thread: finish, write ─► delivered
                                                  ╰─► documents that the GPU did not answer ─► queue ─► a worker ─► ...
 
+    worker: what came back ─┬─ rewrite documents that are not in normal form ─► group ─► ... , once
+                            └─ encode what is missing
+
 A bundle is what the jobs of one round have in common: model, tokenizer, options, route. Its group comes back once, with
 results or without, and each of its jobs goes on from there by itself: to its client, or as a CPU job that encodes what
 is missing.
@@ -17,13 +20,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
+from dispatcher.bundle import Bundle, SecondTry
 from dispatcher.chooser import RouteChooser
 from dispatcher.costs import Costs, content_kind
 from dispatcher.errors import Cancelled, InvalidOption, NoGpuRoute
 from dispatcher.failures import fail
 from dispatcher.finisher import Finisher
-from dispatcher.gpu.group import CANCELLED, EXPIRED, Group, Ids
-from dispatcher.gpu.held_ids import HeldIds
+from dispatcher.gpu.group import CANCELLED, EXPIRED, Group
 from dispatcher.job import Job, Partial, deadline_exceeded
 from dispatcher.meter import WorkerTally
 from dispatcher.policy import ADAPTIVE, CPU, GPU, NO_GPU, Choice, CpuLoad, GpuLoad
@@ -31,6 +34,7 @@ from dispatcher.request import EncodedDocument, EncodeOptions, EncodeRequest, Re
 from dispatcher.shadow import ShadowCheck
 from dispatcher.work_queue import WorkQueue
 from gpu_core.errors import SidetokError
+from gpu_core.normal_form import Rewriter
 
 Read = tuple[Job[Any], Request]
 _NOTHING = nullcontext()
@@ -65,6 +69,9 @@ class GpuSet(Protocol):
     def why_not(self, key: str) -> str:
         """Why a model is not served now."""
 
+    def rewriter(self, key: str) -> Rewriter | None:
+        """What rewrites documents of a model that are not in normal form; None when nothing does."""
+
 
 class NoGpus:
     """Stands for GPUs where there are none."""
@@ -85,6 +92,9 @@ class NoGpus:
     def why_not(self, key: str) -> str:
         """Always the same."""
         return "there is no GPU route"
+
+    def rewriter(self, key: str) -> None:
+        """None."""
 
 
 class Router:
@@ -122,7 +132,9 @@ class Router:
             return requests, ended
         for job, request in requests:
             try:
-                # What comes back from the GPU route stays with the worker.
+                if job.partial is not None and job.partial.doubtful and self._send_again(job, job.partial):
+                    continue
+                # What else comes back from the GPU route stays with the worker.
                 finisher = None if job.partial is not None else self._finisher(request)
             except SidetokError as error:
                 fail(job, error)
@@ -204,7 +216,7 @@ class Router:
             self.tallies.append(tally)
         return tally
 
-    def finish(self, bundle: Bundle, group: Group) -> None:
+    def finish(self, bundle: Bundle | SecondTry, group: Group) -> None:
         """A group has results: write answers, and send back to the queue what is not complete."""
         start_cpu_ns = time.thread_time_ns()
         tally = self.tally()
@@ -214,7 +226,7 @@ class Router:
         for job, request in zip(bundle.jobs, bundle.requests, strict=True):
             last = first + len(request.documents)
             try:
-                self._go_on(job, request, bundle.results(group, first, last), back)
+                self._go_on(job, request, bundle, group, (first, last), back)
             except BaseException as error:
                 fail(job, error)
             if not back or back[-1] is not job:
@@ -226,7 +238,7 @@ class Router:
         tally.row(model, GPU).write_answer_cpu_ns += time.thread_time_ns() - start_cpu_ns
         self._return(finished, back)
 
-    def give_up(self, bundle: Bundle, reason: str) -> None:
+    def give_up(self, bundle: Bundle | SecondTry, reason: str) -> None:
         """A group comes back without results."""
         finished: list[Job[Any]] = []
         back: list[Job[Any]] = []
@@ -236,8 +248,10 @@ class Router:
                 fail(job, Cancelled("The client went away.") if reason == CANCELLED else deadline_exceeded())
                 finished.append(job)
             else:
-                job.route = CPU
-                job.partial = Partial(request, [None] * len(request.documents))
+                if job.partial is None:
+                    job.partial = Partial(request, [None] * len(request.documents))
+                if not any(job.partial.results):
+                    job.route = CPU
                 back.append(job)
         self._return(finished, back)
 
@@ -274,16 +288,41 @@ class Router:
         else:
             left += zip(bundle.jobs, bundle.requests, strict=True)
 
+    def _send_again(self, job: Job[Any], partial: Partial) -> bool:
+        """Rewrite documents that are not in normal form, and hand them over again; false when that is not better."""
+        request, key = partial.request, partial.request.tokenizer.spec.digest
+        finisher, rewriter = request.tokenizer.finisher(request.options), self.gpus.rewriter(key)
+        if finisher is None or rewriter is None:
+            return False
+        again = SecondTry(self, finisher, job, partial, rewriter)
+        partial.doubtful = ()
+        if not again.texts:
+            return False
+        kind, route = content_kind(request.documents[0]), GPU if request.route == GPU else "auto"
+        choice = self.choose(key, kind, again.n_bytes, len(again.texts), route, job.deadline_ns, on_worker=True)
+        if choice.route != GPU:
+            return False
+        self.gpus.route(choice.gpu).submit(again.group())
+        return True
+
     def _go_on(
-        self, job: Job[Any], request: EncodeRequest, results: list[EncodedDocument | None], back: list[Job[Any]]
+        self,
+        job: Job[Any],
+        request: EncodeRequest,
+        bundle: Bundle | SecondTry,
+        group: Group,
+        documents: tuple[int, int],
+        back: list[Job[Any]],
     ) -> None:
         """Write the answer here, or send the job back to a worker that does what is left."""
         job.group = None
+        results = bundle.results(group, *documents)
         job.check()
         if None in results or job.slot.n_bytes > WRITE_BYTES or request.is_slow_to_write:
             if not any(results):
                 job.route = CPU
-            job.partial = Partial(request, results)
+            again = bundle.doubtful(group, *documents) if group.needs_cpu else ()
+            job.partial = Partial(request, results, again)
             back.append(job)
             return
         complete: list[EncodedDocument] = results  # type: ignore[assignment]
@@ -297,63 +336,6 @@ class Router:
             self._queue.put(back)
         if finished:
             self._collect(finished)
-
-
-class Bundle:
-    """Jobs of one round that go to the GPU together."""
-
-    __slots__ = ("_finisher", "_router", "jobs", "requests")
-
-    def __init__(self, router: Router, finisher: Finisher, first: EncodeRequest) -> None:
-        self._router = router
-        self._finisher = finisher
-        self.jobs: list[Job[Any]] = []
-        self.requests: list[EncodeRequest] = []
-
-    def group(self, kind: str) -> Group:
-        """The documents as a group that tells this bundle. Raises `UnicodeEncodeError` for a lone surrogate."""
-        first, options = self.jobs[0], self.requests[0].options
-        alone = len(self.jobs) == 1
-        texts = self.requests[0].texts() if alone else [text for request in self.requests for text in request.texts()]
-        group = Group(
-            self.requests[0].tokenizer.spec.digest,
-            texts,
-            self._done,
-            self._fell_back,
-            count_only=options.count_only,
-            kind=kind,
-            deadline_ns=first.deadline_ns if alone else 0,
-        )
-        for job in self.jobs:
-            job.route = GPU
-        if alone:
-            first.group = group
-        return group
-
-    def results(self, group: Group, first: int, last: int) -> list[EncodedDocument | None]:
-        """What the group has for some of its documents; None for those that it did not answer."""
-        finisher, needs_cpu, n_tokens = self._finisher, group.needs_cpu, group.n_tokens
-        if group.count_only:
-            return [None if i in needs_cpu else finisher.finish_view(b"", n_tokens[i]) for i in range(first, last)]
-        ids = group.ids
-        return [finished_ids(finisher, ids[i], n_tokens[i]) for i in range(first, last)]
-
-    def _done(self, group: Group) -> None:
-        self._router.finish(self, group)
-
-    def _fell_back(self, group: Group, reason: str) -> None:
-        self._router.give_up(self, reason)
-
-
-def finished_ids(finisher: Finisher, ids: Ids | None, n_tokens: int) -> EncodedDocument | None:
-    """The result of one document; ids that lie in a slot are copied, and the slot is given back."""
-    if ids is None:
-        return None
-    if isinstance(ids, HeldIds):
-        result = finisher.finish_view(ids.data, n_tokens)
-        ids.release()
-        return result
-    return finisher.finish(ids)
 
 
 def merged(

@@ -151,6 +151,11 @@ class Tokenizer:
         texts: list[str] = self._reference.tokenizer.decode_batch(ids, skip_special_tokens=skip_special_tokens)
         return texts
 
+    def normalize(self, text: str) -> str:
+        """The text as the reference's normalizer leaves it."""
+        normalizer = self._reference.tokenizer.normalizer
+        return text if normalizer is None else str(normalizer.normalize_str(text))
+
     def tokens_of(self, ids: NDArray[np.uint32]) -> list[str | None]:
         """The vocabulary's string of each id; None for ids that the tokenizer does not have."""
         token_of = self._reference.tokenizer.id_to_token

@@ -108,12 +108,18 @@ def _leavings(snapshots: dict[str, RouteSnapshot]) -> Iterator[Metric]:
     needs_cpu = CounterMetricFamily(
         "sidetok_gpu_needs_cpu_documents", "Documents that the device does not answer.", labels=("gpu", "reason")
     )
+    rewritten = CounterMetricFamily(
+        "sidetok_gpu_rewritten_documents",
+        "Documents that were not in normal form, and were sent to the device again in it.",
+        labels=("gpu",),
+    )
     for gpu, snapshot in snapshots.items():
         for reason, n in snapshot.fallbacks.items():
             fallbacks.add_metric((gpu, reason), n)
         for reason, n in snapshot.needs_cpu.items():
             needs_cpu.add_metric((gpu, reason), n)
-    yield from (fallbacks, needs_cpu)
+        rewritten.add_metric((gpu,), snapshot.n_rewritten)
+    yield from (fallbacks, needs_cpu, rewritten)
 
 
 def _engines(statuses: dict[str, EngineStatus]) -> Iterator[Metric]:

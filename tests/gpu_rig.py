@@ -14,6 +14,7 @@ from dispatcher.gpu.batch import RouteLimits
 from dispatcher.gpu.fake_link import FakeEngine, make_slots
 from dispatcher.gpu.route import GpuRoute
 from dispatcher.policy import GpuLoad
+from gpu_core.normal_form import Rewriter
 from gpu_core.spec import read_spec
 from tests.fakes import LIMIT_S, TINY_TOKENIZER
 from tests.rig import Rig
@@ -35,6 +36,7 @@ class FakeGpus:
         self.costs = Costs()
         self.routes = [GpuRoute({}, limits) for _ in range(n_gpus)]
         self.engines: list[FakeEngine | None] = [None] * n_gpus
+        self.rewriters: dict[str, Rewriter] = {}
         self._threads: dict[int, threading.Thread] = {}
 
     @property
@@ -53,6 +55,10 @@ class FakeGpus:
     def why_not(self, key: str) -> str:
         """See `GpuSet`."""
         return "" if any(load.ready for load in self.loads(key)) else "scripted"
+
+    def rewriter(self, key: str) -> Rewriter | None:
+        """See `GpuSet`."""
+        return self.rewriters.get(key)
 
     def start(
         self, gpu: int = 0, encode: Callable[[bytes], NDArray[np.uint32]] = code_points, **more: Any

@@ -237,6 +237,8 @@ class Former:
             if (group.cancelled or group.deadline_ns or group.settled) and (reason := group.why_unwanted(now_ns)):
                 self._drop_shared(queue, shared.popleft(), reason)
                 continue
+            if taken.shares and group.normal_form is not taken.shares[0][0].normal_form:
+                break  # it is said of a whole replay
             n_bytes, n_documents = group.waiting_bytes, group.n_waiting
             if n_bytes <= room and n_documents <= n_room:
                 numbers = None if group.order is None else group.order[group.next :]

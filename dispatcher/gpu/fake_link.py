@@ -25,8 +25,10 @@ from numpy.typing import NDArray
 from dispatcher.gpu.link import Completion, EngineLost, Slot
 from dispatcher.gpu.route import GpuRoute
 from gpu_core.ladder import SizeClass
+from gpu_core.layout import REASON_NOT_NORMAL, REASONS
 
 KIB = 1 << 10
+NOT_NORMAL = REASONS[REASON_NOT_NORMAL]
 POISON = 0xDEADBEEF
 """What results hold before they are complete."""
 DEFAULT_SIZES = tuple(
@@ -126,6 +128,8 @@ class FakeEngine:
         self._clock = simulation.clock if simulation else time.monotonic_ns
         self._ready_ns = ready_ns
         self._free_ns = [0] * n_lanes
+        self.normal_forms: list[bool] = []
+        """Of every launch, whether its texts were said to be in normal form."""
         self._running: list[tuple[int, int, Completion, bool]] = []
         self._is_lost = False
         self._lost_after = -1
@@ -156,7 +160,7 @@ class FakeEngine:
         """The engine dies at the launch after so many more."""
         self._lost_after = n_launches
 
-    def launch(self, slot: Slot, n_bytes: int, n_documents: int, count_only: bool) -> None:
+    def launch(self, slot: Slot, n_bytes: int, n_documents: int, count_only: bool, normal_form: bool = False) -> None:
         """See `EngineLink.launch`."""
         if self._lost_after == 0:
             self.lose()
@@ -171,6 +175,7 @@ class FakeEngine:
         completion = Completion(slot, 0, end_ns - now_ns, self.engine_cpu_ns)
         with self._changed:
             self.launches.append((slot.number, n_bytes, n_documents, count_only))
+            self.normal_forms.append(normal_form)
             heapq.heappush(self._running, (end_ns, len(self.launches), completion, count_only))
             self._changed.notify_all()
         self._due_at(end_ns)
@@ -186,7 +191,7 @@ class FakeEngine:
             completions = []
             while not self.is_hung and self._running and self._running[0][0] <= self._clock():
                 _end_ns, number, completion, count_only = heapq.heappop(self._running)
-                self._finish(completion, self.launches[number - 1][2], count_only)
+                self._finish(completion, self.launches[number - 1][2], count_only, self.normal_forms[number - 1])
                 completions.append(completion)
         return completions
 
@@ -228,7 +233,7 @@ class FakeEngine:
         if not fits or starts != sorted(starts) or starts[0] or starts[-1] != n_bytes:
             raise ValueError("a launch that a real engine would refuse")
 
-    def _finish(self, completion: Completion, n_documents: int, count_only: bool) -> None:
+    def _finish(self, completion: Completion, n_documents: int, count_only: bool, normal_form: bool) -> None:
         """Write results, at the last moment: the text must have stayed what it was."""
         slot, position = completion.slot, 0
         starts = slot.document_starts[: n_documents + 1].tolist()
@@ -236,7 +241,7 @@ class FakeEngine:
             document = bytes(slot.text[start:end])
             slot.document_tokens[number] = position
             reason = self.needs_cpu(document) if self.needs_cpu else None
-            if reason is not None:
+            if reason is not None and not (normal_form and reason == NOT_NORMAL):
                 completion.needs_cpu[number] = reason
                 continue
             ids = self.encode(document)

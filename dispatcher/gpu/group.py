@@ -57,6 +57,7 @@ class Group:
         "n_waiting",
         "needs_cpu",
         "next",
+        "normal_form",
         "on_done",
         "on_fallback",
         "order",
@@ -77,8 +78,12 @@ class Group:
         count_only: bool = False,
         kind: str = "ascii",
         deadline_ns: int = 0,
+        normal_form: bool = False,
     ) -> None:
-        """`kind` is the content kind for the observed costs; `deadline_ns` on the route's clock, 0 = never."""
+        """`kind` is the content kind for the observed costs; `deadline_ns` on the route's clock, 0 = never.
+
+        `normal_form`: the documents were rewritten to normal form, which the device need not check (`gpu_core`).
+        """
         self.model_key = model_key
         self.documents = documents
         self.on_done = on_done
@@ -86,6 +91,7 @@ class Group:
         self.count_only = count_only
         self.kind = kind
         self.deadline_ns = deadline_ns
+        self.normal_form = normal_form
         self.lengths = list(map(len, documents))
         self.n_bytes = sum(self.lengths)
         self.cancelled = False

@@ -66,8 +66,11 @@ class EngineLink(Protocol):
     def slots(self, model_key: str) -> Sequence[Slot]:
         """All slots of a tokenizer, smallest class first; empty when this engine does not serve it."""
 
-    def launch(self, slot: Slot, n_bytes: int, n_documents: int, count_only: bool) -> None:
-        """Start a replay over what was written to the slot. Does not block. Raises `EngineLost`."""
+    def launch(self, slot: Slot, n_bytes: int, n_documents: int, count_only: bool, normal_form: bool = False) -> None:
+        """Start a replay over what was written to the slot. Does not block. Raises `EngineLost`.
+
+        `normal_form`: the texts certainly are in normal form, so the device does not check it.
+        """
 
     def wait(self, timeout_s: float | None) -> list[Completion]:
         """Completed replays, once there are any; empty after `interrupt` or the timeout. Raises `EngineLost`."""

@@ -31,6 +31,11 @@ class Batch:
     launched_ns: int = 0
     stage_cpu_ns: int = 0
 
+    @property
+    def normal_form(self) -> bool:
+        """Whether its texts were rewritten to normal form."""
+        return (self.shares[0][0] if self.piece is None else self.piece.group).normal_form
+
 
 @dataclass(slots=True)
 class Alone:

@@ -41,7 +41,7 @@ from dispatcher.gpu.messages import (
     read_report,
     send_order,
 )
-from gpu_core.layout import FLAG_IDS, REASONS
+from gpu_core.layout import FLAG_IDS, FLAG_NORMAL_FORM, REASONS
 from gpu_core.options import GpuOptions
 
 ENGINE = "dispatcher.gpu.engine_process"
@@ -128,7 +128,7 @@ class ProcessLink:
         """See `EngineLink`."""
         return self._slots.get(model_key, ())
 
-    def launch(self, slot: Slot, n_bytes: int, n_documents: int, count_only: bool) -> None:
+    def launch(self, slot: Slot, n_bytes: int, n_documents: int, count_only: bool, normal_form: bool = False) -> None:
         """See `EngineLink`."""
         if self._lost:
             raise EngineLost(self._lost)
@@ -138,7 +138,8 @@ class ProcessLink:
         shared.epoch += 1
         shared.n_documents = n_documents
         shared.launched_ns = time.monotonic_ns()
-        packet = LAUNCH.pack(slot.number, 0 if count_only else FLAG_IDS, shared.epoch, n_bytes, n_documents)
+        flags = (0 if count_only else FLAG_IDS) | (FLAG_NORMAL_FORM if normal_form else 0)
+        packet = LAUNCH.pack(slot.number, flags, shared.epoch, n_bytes, n_documents)
         try:
             self._launches.send(packet)
         except OSError:

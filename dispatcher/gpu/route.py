@@ -69,6 +69,8 @@ class GpuRoute:
     def submit(self, group: Group) -> None:
         """Queue a group and launch what can be launched; never waits. One of its callbacks will be called, once."""
         group.submitted_ns = group.queued_ns = self._clocks.wall()
+        if group.normal_form:
+            self._tally.came_again(len(group.documents))
         incarnation = self._incarnation
         queue = None
         if incarnation is not None and incarnation.link.ready:

@@ -71,6 +71,8 @@ class RouteSnapshot:
     """Groups by the reason why they left without an answer (`group.FALLBACK_REASONS`)."""
     needs_cpu: dict[str, int]
     """Documents by the reason why the device did not answer them."""
+    n_rewritten: int
+    """Documents that came a second time, rewritten to normal form."""
     n_views: int
     """Documents whose ids were handed out without a copy."""
     stage_cpu_ns: int
@@ -90,6 +92,7 @@ class RouteTally:
         self.n_views = 0
         self.stage_cpu_ns = self.deliver_cpu_ns = self.engine_cpu_ns = 0
         self._fallbacks: Counter[str] = Counter()
+        self._n_rewritten = 0
         self._lock = threading.Lock()
 
     def completed(
@@ -109,12 +112,17 @@ class RouteTally:
         with self._lock:
             self._fallbacks[reason] += 1
 
+    def came_again(self, n_documents: int) -> None:
+        """Count documents that were rewritten and are tried a second time."""
+        with self._lock:
+            self._n_rewritten += n_documents
+
     def snapshot(
         self, ready: bool, n_in_flight: int, n_waiting: int, n_waiting_bytes: int, n_held: int
     ) -> RouteSnapshot:
         """A copy; callable from any thread."""
         with self._lock:
-            fallbacks = dict(self._fallbacks)
+            fallbacks, n_rewritten = dict(self._fallbacks), self._n_rewritten
         return RouteSnapshot(
             ready,
             n_in_flight,
@@ -126,6 +134,7 @@ class RouteTally:
             {key: _copied(replays) for key, replays in tuple(self.replays.items())},
             fallbacks,
             dict(self.needs_cpu),
+            n_rewritten,
             self.n_views,
             self.stage_cpu_ns,
             self.deliver_cpu_ns,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from dispatcher.gpu.engine_process import main
 from gpu_core.errors import DeviceUnavailable
 from gpu_core.execution import Gpu
 from gpu_core.host_device import EncodeOne, HostDevice, HostGpu
+from gpu_core.layout import REASON_NOT_NORMAL
+from gpu_core.normal_form import passes_quick_check
 from gpu_core.options import GpuOptions
 from gpu_core.tables import Tables
 
@@ -42,6 +45,8 @@ class HostEngine:
     crash_while: str = ""
     """The process dies at its start while this file exists."""
     n_gpus: int = 1
+    quick_check: bool = False
+    """Documents that NFC may change need the CPU, and what is said to be in normal form is not normalized."""
 
     def command(self) -> list[str]:
         """What a link starts."""
@@ -58,8 +63,11 @@ class HostEngine:
         return gpu
 
     def _device(self, key: str, tables: Tables) -> HostDevice:
+        text = Path(self.files[key]).read_text()
+        encode = reference_pairs(text)
         return HungDevice(
-            reference_pairs(Path(self.files[key]).read_text()),
+            quickly_checked(encode) if self.quick_check else encode,
+            encode_normal=reference_pairs(text, normalizes=False),
             memory_bytes=self.memory_bytes,
             polls=self.polls,
             replay_s=self.replay_s,
@@ -86,9 +94,21 @@ class HungDevice(HostDevice):
         self._polls = polls
 
 
-def reference_pairs(text: str) -> EncodeOne:
+def quickly_checked(encode: EncodeOne) -> EncodeOne:
+    """Behind the quick check of a device for NFC."""
+
+    def checked(document: bytes) -> Sequence[tuple[int, int]] | int:
+        is_normal = passes_quick_check(document.decode(errors="replace"))
+        return encode(document) if is_normal else REASON_NOT_NORMAL
+
+    return checked
+
+
+def reference_pairs(text: str, normalizes: bool = True) -> EncodeOne:
     """The reference as what a device computes; a document that is not UTF-8 needs the CPU."""
     reference = tokenizers.Tokenizer.from_str(text)
+    if not normalizes and reference.normalizer is not None:
+        reference.normalizer = tokenizers.normalizers.Sequence([])
     reference.no_truncation()
     reference.no_padding()
 

@@ -49,6 +49,7 @@ FAMILIES = {
     "sidetok_gpu_stage_cpu_seconds": "counter",
     "sidetok_gpu_fallbacks": "counter",
     "sidetok_gpu_needs_cpu_documents": "counter",
+    "sidetok_gpu_rewritten_documents": "counter",
     "sidetok_gpu_engine_state": "gauge",
     "sidetok_gpu_engine_restarts": "counter",
     "sidetok_gpu_captures": "gauge",

@@ -1,0 +1,149 @@
+"""Documents that are not in normal form: rewritten by a worker, sent to the GPU again, and never a third time."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dispatcher.dispatcher import Dispatcher
+from dispatcher.gpu.fake_link import NOT_NORMAL, FakeEngine
+from dispatcher.gpu.options import GpuRouteOptions
+from dispatcher.gpus import Gpus
+from dispatcher.group_call import EncodedGroup
+from dispatcher.meter import ThreadClocks
+from dispatcher.options import DispatcherOptions
+from dispatcher.request import EncodeOptions
+from dispatcher.tokenizer import Tokenizer
+from gpu_core.errors import SidetokError
+from gpu_core.normal_form import Rewriter, passes_quick_check
+from tests.data import tokenizer_json
+from tests.engine_rig import LIMIT_S, engine_command, until
+from tests.fakes import FakeTokenizer
+from tests.gpu_rig import GPU_OFFSET, KEY, GpuRig, code_points
+
+COMPOSES = "e\u0301"
+PLAIN = EncodeOptions(add_special_tokens=False)
+
+
+def reason_of(document: bytes) -> str | None:
+    """The quick check of a device; a document with `!` needs the CPU in any form."""
+    return "hard" if b"!" in document else None if passes_quick_check(document.decode()) else NOT_NORMAL
+
+
+@pytest.fixture
+def rig() -> Iterator[GpuRig]:
+    """Two workers, a GPU that is preferred and whose ids say so, and a tokenizer whose documents can be rewritten."""
+    rig = GpuRig()
+    rig.gpus.rewriters[KEY] = Rewriter(FakeTokenizer().spec)
+    rig.gpus.start(encode=lambda document: code_points(document) + GPU_OFFSET, needs_cpu=reason_of)
+    yield rig
+    rig.close()
+
+
+def engine(rig: GpuRig) -> FakeEngine:
+    """The engine that serves."""
+    served = rig.gpus.engines[0]
+    assert served is not None
+    return served
+
+
+def gpu_ids(*documents: str) -> list[list[int]]:
+    """What the GPU makes of documents."""
+    return [[GPU_OFFSET + ord(c) for c in document] for document in documents]
+
+
+def test_a_document_is_answered_in_its_normal_form(rig: GpuRig) -> None:
+    """By a second replay, which takes it at its word; no engine of the CPU sees it, and it is counted."""
+    jobs = [rig.submit("ab", COMPOSES, "c"), rig.submit(COMPOSES, options=EncodeOptions(count_only=True))]
+    rig.finish(*jobs)
+    assert jobs[0].ending.answer == gpu_ids("ab", "\u00e9", "c")
+    assert jobs[1].n_tokens == 1
+    assert {job.route for job in jobs} == {"gpu"}
+    assert rig.tokenizer.seen == []
+    snapshot = rig.gpus.routes[0].snapshot()
+    assert (snapshot.n_rewritten, snapshot.needs_cpu) == (2, {NOT_NORMAL: 2})
+    assert sorted(engine(rig).normal_forms) in ([False, True], [False, False, True, True], [False, True, True])
+    rig.settle()
+
+
+def test_a_second_try_is_the_last(rig: GpuRig) -> None:
+    """What fails for another reason, then or before, is encoded by a worker; the rest stays as it is."""
+    job = rig.submit(COMPOSES + "!", "a", COMPOSES, "!")
+    rig.finish(job)
+    e, a, composed, hard = job.ending.answer or []
+    assert (a, composed) == (gpu_ids("a")[0], gpu_ids("\u00e9")[0])
+    assert (e, hard) == ([ord(c) for c in COMPOSES + "!"], [ord("!")])
+    assert sorted(rig.tokenizer.seen) == ["!", COMPOSES + "!"]
+    assert job.route == "gpu"
+    rig.settle()
+
+
+def test_without_a_rewriter_or_a_better_gpu_the_cpu_answers(rig: GpuRig) -> None:
+    """A text that cannot be rewritten is not sent twice, and neither is one for which the CPU is preferred by now."""
+    marks = "a" + "\u0301\u0300" * 100
+    job = rig.submit(marks)
+    rig.finish(job)
+    assert (job.ending.answer, job.route) == ([[ord(c) for c in marks]], "cpu")
+    rig.gpus.rewriters.clear()
+    job = rig.submit(COMPOSES)
+    rig.finish(job)
+    assert job.ending.answer == [[ord(c) for c in COMPOSES]]
+    assert True not in engine(rig).normal_forms
+    rig.settle()
+
+
+def test_an_engine_that_is_lost_in_between(rig: GpuRig) -> None:
+    """What the first try answered is kept, and a worker encodes the rest."""
+    engine(rig).lose_after(1)
+    job = rig.submit("ab", COMPOSES)
+    rig.finish(job)
+    assert job.ending.answer == [*gpu_ids("ab"), [ord(c) for c in COMPOSES]]
+    assert rig.tokenizer.seen == [COMPOSES]
+    assert job.route == "gpu"
+    rig.settle()
+
+
+def test_replays_are_of_one_form(rig: GpuRig) -> None:
+    """Documents of both kinds wait at the same time; each job has its own ids, whatever shares a replay."""
+    source = random.Random(5)
+    texts = [[source.choice(["ab", COMPOSES, "c!", "e\u0301x", "\u00e9"]) for _ in range(3)] for _ in range(60)]
+    jobs = [rig.submit(*documents) for documents in texts]
+    rig.finish(*jobs)
+    for job, documents in zip(jobs, texts, strict=True):
+        expected = [
+            [ord(c) for c in document] if "!" in document else gpu_ids(document.replace(COMPOSES, "\u00e9"))[0]
+            for document in documents
+        ]
+        assert job.ending.answer == expected
+    rig.settle()
+
+
+@pytest.mark.parametrize("synthetic", ["split_bpe"], indirect=True)
+def test_over_a_real_engine_process(tmp_path: Path, synthetic: Tokenizer) -> None:
+    """Ids are those of the reference, also beyond the largest class; the device does not normalize by itself."""
+    command = engine_command(tmp_path, "split_bpe", quick_check=True)
+    clocks = ThreadClocks()
+    gpus = Gpus(GpuRouteOptions(gpus="0", gpu_classes_kib="4,64", gpu_contexts=2), clocks, tmp_path, command, False)
+    gpus.start()
+    dispatcher = Dispatcher(DispatcherOptions(cpu_workers=1, policy="gpu"), lambda _: None, gpus=gpus, clocks=clocks)
+    gpus.add(synthetic, tokenizer_json("split_bpe"))
+    until(lambda: gpus.serves(synthetic.spec.digest))
+    documents = ["plain", f"caf{COMPOSES} " * 9, "\u212b", f"a{COMPOSES}\U00011939 ", f"long {COMPOSES} words. " * 5000]
+    told: list[tuple[EncodedGroup | None, SidetokError | None]] = []
+    ended = threading.Event()
+    dispatcher.encode_group(synthetic, documents, lambda *answer: (told.append(answer), ended.set()), PLAIN)
+    assert ended.wait(LIMIT_S)
+    ((result, error),) = told
+    assert error is None
+    assert result is not None
+    expected = [document.ids for document in synthetic.encode(documents, PLAIN)]
+    assert list(map(bytes, result.ids)) == expected
+    assert result.route == "gpu"
+    snapshot = gpus.snapshots()[0]
+    assert snapshot.n_rewritten == 4
+    assert snapshot.needs_cpu[NOT_NORMAL] >= 4
+    dispatcher.close()
