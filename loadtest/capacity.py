@@ -10,6 +10,7 @@ from typing import Any
 
 from loadtest.report import gpu_share, host_cpu_us
 from loadtest.result import Result
+from loadtest.scenarios import SCENARIOS
 from loadtest.scenarios.fleet import FLEET
 from loadtest.stepping import Step
 from loadtest.table import markdown_table, number, percent
@@ -67,10 +68,10 @@ class Capacity:
 
 
 def capacity_of(result: Result) -> Capacity | None:
-    """The highest sustained step of a result; None when there is none, or ids were wrong."""
+    """The highest sustained step of a result; None without one, for wrong ids, and for a closed loop."""
     sustained = [step for step in result["steps"] if not step["saturated"] and not step["generator"]["limits"]]
     wrong = any(step["equality"].get("n_different") for step in result["steps"])
-    if not sustained or wrong:
+    if not sustained or wrong or SCENARIOS[result["scenario"]].closed:
         return None
     best = max(sustained, key=lambda step: step["achieved_per_s"])
     on_gpu = gpu_share(best)

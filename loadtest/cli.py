@@ -53,10 +53,8 @@ def run(argv: Sequence[str]) -> int:
     from loadtest.report import markdown
     from loadtest.result import write_result
     from loadtest.run import run as run_scenario
-    from loadtest.server import wait_for
-    from loadtest.target import parse_target
 
-    wait_for(parse_target(options.target), patience_s)
+    _wait(options.target, options.model, options.route, patience_s)
     with shown() as progress:
         result = run_scenario(name, options, progress)
     path = Path(options.output or f"sidetok-{name}.json")
@@ -71,18 +69,28 @@ def suite(argv: Sequence[str]) -> int:
     arguments, options = parse_suite(argv)
     from loadtest.progress import shown
     from loadtest.report import markdown
-    from loadtest.server import wait_for
     from loadtest.suite import run_suite
-    from loadtest.target import parse_target
 
-    wait_for(parse_target(options.target), arguments.wait)
     wrong = False
     routes, scenarios = arguments.routes.split(","), arguments.scenarios.split(",")
+    for route in routes:
+        _wait(options.target, options.model, route, arguments.wait)
     with shown() as progress:
         for path, result in run_suite(arguments.folder, options, routes, scenarios, progress):
             print(f"{markdown([result])}\n\n(`{path}`)\n", flush=True)
             wrong = wrong or went_wrong(result)
     return NOT_RIGHT if wrong else 0
+
+
+def _wait(address: str, model: str, route: str, patience_s: float) -> None:
+    """Until the server is ready, and serves the route that is asked for. Raises `TargetUnreachable`."""
+    from loadtest.server import wait_for, wait_for_route
+    from loadtest.target import parse_target
+
+    target = parse_target(address)
+    wait_for(target, patience_s)
+    if route != "auto":
+        wait_for_route(target, model, route, patience_s)
 
 
 def went_wrong(result: dict[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -31,14 +32,14 @@ class Neighbours:
 
 
 @contextmanager
-def busy(n: int) -> Iterator[Neighbours]:
-    """Keep `n` processes busy, compiling and searching in turn; they are gone afterwards."""
+def busy(n: int, cpus: set[int]) -> Iterator[Neighbours]:
+    """Keep `n` processes busy on these CPUs, compiling and searching in turn; they are gone afterwards."""
     context = multiprocessing.get_context("spawn")
     counts = [context.Value("q", 0, lock=False) for _ in range(n)]
     neighbours = Neighbours([], counts)
     try:
         for k, count in enumerate(counts):
-            process: BaseProcess = context.Process(target=_work, args=(k % 2 == 0, count), daemon=True)
+            process: BaseProcess = context.Process(target=_work, args=(k % 2 == 0, count, cpus), daemon=True)
             process.start()
             neighbours.processes.append(process)
         while not all(count.value for count in counts):
@@ -52,7 +53,8 @@ def busy(n: int) -> Iterator[Neighbours]:
             process.join()
 
 
-def _work(compiles: bool, count: Synchronized[int]) -> None:
+def _work(compiles: bool, count: Synchronized[int], cpus: set[int]) -> None:
+    os.sched_setaffinity(0, cpus)
     source = standard_library(SOURCE_BYTES)
     # Whole statements only: the library's modules end with a blank line between them.
     text = source[: source.rfind(b"\n\n")]

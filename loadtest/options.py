@@ -26,6 +26,7 @@ class LoadOptions:
     find_saturation: bool = knob(False, "Raise the rate from --rate by --step-factor until a step is saturated.")
     step_factor: float = knob(1.4, "Ratio of the rates of two steps of --find-saturation.")
     max_steps: int = knob(20, "Most steps of --find-saturation.")
+    refine: int = knob(0, "Further steps of --find-saturation, halfway between what was sustained and what was not.")
     duration_s: float = knob(10.0, "Measured time of each step.")
     warm_up_s: float = knob(1.0, "Load before the measured time of each step; not in its latencies.")
     arrivals: str = knob("", "constant, poisson or gamma:SHAPE. Empty = the scenario's own.")
@@ -37,6 +38,8 @@ class LoadOptions:
     scale: float = knob(1.0, "Factor on the sizes of documents and contexts, for small machines.")
     gpus: int = knob(1, "Simulated GPUs: the rate of `fleet` unless --rate is given.")
     long_rate: float = knob(0.5, "Long documents/s of `mixed`, hostile inputs/s of `hostile`.")
+    sizes: str = knob("1024,16384,480000", "Bytes of the requests of `closed`, by commas, a step each.")
+    messages: int = knob(1, "Messages that each request of `closed` is cut into, for APIs that have such.")
     think_time_s: float = knob(5.0, "Mean time between two calls of one session of `agent`.")
     tokenizer: str = knob(
         "", "tokenizer.json of the model, for the check of ids. Empty = the embedded one if it is served."
@@ -49,6 +52,7 @@ class LoadOptions:
     neighbours: int = knob(
         0, "Busy processes (compiles and searches) beside the service, on the machine of the load test."
     )
+    neighbour_cpus: str = knob("", "CPUs of the busy processes, like 0-3,8. Empty = those of the load test.")
     server_pid: str = knob(
         "", "Processes of a local server, by commas: their CPU time, with children, is measured, too."
     )

@@ -48,6 +48,20 @@ def wait_for(target: Target, patience_s: float) -> None:
         time.sleep(RETRY_S)
 
 
+def wait_for_route(target: Target, model: str, route: str, patience_s: float) -> None:
+    """Wait until a model is served on this route, for servers that say so. Raises `TargetUnreachable`."""
+    until_s = time.monotonic() + patience_s
+    while True:
+        routes = (ask_server(target).model(model) or {}).get("routes", {})
+        # No routes at all: a server that knows none. None instead of routes: the model is not loaded yet.
+        found = (routes or {}).get(route, {"serves": routes == {}})
+        if found.get("serves"):
+            return
+        if time.monotonic() >= until_s:
+            raise TargetUnreachable(f"{target} has no route {route}: {found.get('reason', 'it does not say why')}")
+        time.sleep(RETRY_S)
+
+
 def ask_server(target: Target) -> Server:
     """Version and models. Raises `TargetUnreachable` when nothing answers."""
     status, body = target.get("/version")

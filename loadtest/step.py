@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from loadtest.client_process import Assignment
 from loadtest.crew import run_crew
 from loadtest.equality import Judge, check
 from loadtest.neighbours import Neighbours
-from loadtest.observed import collect
+from loadtest.observed import Observed, collect
 from loadtest.options import LoadOptions
 from loadtest.plan import PROBE, Plan, with_sample
 from loadtest.processes import cpu_time_s
@@ -26,6 +25,7 @@ from loadtest.stepping import Step, why_saturated
 from loadtest.summary import summarise
 from loadtest.target import Target
 
+Seen = Callable[[Observed], Observed]
 Progress = Callable[[str, int, int], None]
 """Gets the name of the step, the number of requests done, and of all."""
 
@@ -57,11 +57,14 @@ def plan_step(stage: Stage, rate: float) -> Plan:
 
 def run_step(stage: Stage, rate: float) -> Step:
     """Offer one rate and say what came of it. Raises `ClientDied`."""
-    options = stage.options
-    plan = plan_step(stage, rate)
+    name = f"{stage.scenario.name} at {rate:g}/s"
+    return {"rate": rate, **send(stage, plan_step(stage, rate), stage.options, name)}
+
+
+def send(stage: Stage, plan: Plan, options: LoadOptions, name: str, seen: Seen = lambda found: found) -> Step:
+    """Send a plan and put what came of it into figures; `seen` may correct the observations. Raises `ClientDied`."""
     plan.save(stage.folder / "plan.npz")
     assignments = [Assignment(stage.folder, "plan.npz", k, stage.target, options) for k in range(options.clients)]
-    name = f"{stage.scenario.name} at {rate:g}/s"
     before, cpu_before = server_metrics.scrape(stage.target), cpu_time_s(stage.server_pids)
     begin_s, n_before = time.monotonic(), stage.neighbours.n_done
     total_s = options.warm_up_s + options.duration_s
@@ -69,8 +72,9 @@ def run_step(stage: Stage, rate: float) -> Step:
     stage.progress(name, len(plan), len(plan))
     elapsed_s, n_done = time.monotonic() - begin_s, stage.neighbours.n_done - n_before
     after, cpu_after = server_metrics.scrape(stage.target), cpu_time_s(stage.server_pids)
-    observed = collect(plan, assignments)
-    step: dict[str, Any] = {"rate": rate, **summarise(observed, options.warm_up_s, options.duration_s)}
+    observed = seen(collect(plan, assignments))
+    plan = observed.plan
+    step: Step = summarise(observed, options.warm_up_s, options.duration_s)
     checking = f"{name}: ids compared"
     step["equality"] = check(
         observed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -38,8 +39,11 @@ def why_saturated(step: Step) -> str | None:
     return None
 
 
-def search(run: Callable[[float], Step], start: float, factor: float, max_steps: int) -> list[Step]:
-    """Steps of rising rates, to the first that is saturated. Raises `BadOption` for a factor that does not rise."""
+def search(run: Callable[[float], Step], start: float, factor: float, max_steps: int, n_refined: int = 0) -> list[Step]:
+    """Steps of rising rates, to the first that is saturated; then `n_refined` between the last two that matter.
+
+    Raises `BadOption` for a factor that does not rise.
+    """
     if factor <= 1:
         raise BadOption(f"--step-factor {factor:g} is not above 1")
     steps: list[Step] = []
@@ -49,6 +53,12 @@ def search(run: Callable[[float], Step], start: float, factor: float, max_steps:
         if steps[-1]["saturated"]:
             break
         rate *= factor
+    taken = [step["rate"] for step in steps if not step["saturated"]]
+    low, high = max(taken, default=0.0), steps[-1]["rate"]
+    for _ in range(n_refined if 0 < low < high else 0):
+        rate = math.sqrt(low * high)
+        steps.append(run(rate))
+        low, high = (low, rate) if steps[-1]["saturated"] else (rate, high)
     return steps
 
 

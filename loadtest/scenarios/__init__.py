@@ -5,6 +5,7 @@ from __future__ import annotations
 from loadtest.scenarios.agent import AGENT
 from loadtest.scenarios.batch import BATCH
 from loadtest.scenarios.burst import BURST
+from loadtest.scenarios.closed import CLOSED
 from loadtest.scenarios.fleet import FLEET
 from loadtest.scenarios.hostile import HOSTILE
 from loadtest.scenarios.mixed import MIXED
@@ -15,5 +16,5 @@ from loadtest.scenarios.soak import SOAK
 __all__ = ["SCENARIOS", "Scenario", "Setting"]
 
 SCENARIOS: dict[str, Scenario] = {
-    scenario.name: scenario for scenario in (SHORT, AGENT, FLEET, BATCH, MIXED, HOSTILE, BURST, SOAK)
+    scenario.name: scenario for scenario in (SHORT, AGENT, FLEET, BATCH, MIXED, HOSTILE, BURST, SOAK, CLOSED)
 }

@@ -68,6 +68,8 @@ class Setting:
     rate: float
     """Requests a second."""
     rng: np.random.Generator
+    n_bytes: int = 0
+    """Of each request, where a step is a size and not a rate."""
 
     @property
     def pool(self) -> Pool:
@@ -115,6 +117,8 @@ class Scenario:
     """Size of the hostile texts it needs, at scale 1; 0 = none."""
     batches: bool = False
     """Whether requests have several documents, which only the native API can take."""
+    closed: bool = False
+    """Whether clients wait for an answer before they send the next request; a step is a size then."""
 
     def plan(self, setting: Setting) -> Plan:
         """The requests, in order."""
@@ -124,5 +128,8 @@ class Scenario:
             at_ns = times(CONSTANT, setting.options.probe_rate, setting.total_s, setting.rng)
             nothing = np.empty(0, np.int64)
             counts = np.zeros(len(at_ns), np.int64)
-            builder.add(f"GET {setting.options.probe}", at_ns, nothing, nothing, counts=counts, kind=PROBE)
+            # Clients that wait for answers are late for everything else: probes get a process of their own.
+            client = np.full(len(at_ns), setting.options.clients) if self.closed else None
+            name = f"GET {setting.options.probe}"
+            builder.add(name, at_ns, nothing, nothing, counts=counts, kind=PROBE, client=client)
         return builder.build()

@@ -13,6 +13,9 @@ from loadtest.texts import made_words
 from tests.end_to_end.harness import ServiceProcess, serving
 from tests.synthetic import SYNTHETIC
 
+TEMPLATE = "{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}"
+CHAT = {"chat_template": TEMPLATE, "model_max_length": 1 << 20}
+
 
 @pytest.fixture(scope="session")
 def home() -> Iterator[Path]:
@@ -20,6 +23,9 @@ def home() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="sidetok-") as folder:
         path = Path(folder)
         (path / "tokenizer.json").write_bytes(SYNTHETIC["byte_bpe"]())
+        (path / "chat").mkdir()
+        (path / "chat" / "tokenizer.json").symlink_to(path / "tokenizer.json")
+        (path / "chat" / "tokenizer_config.json").write_text(json.dumps(CHAT))
         (path / "texts").mkdir()
         for seed, name in enumerate(("one", "two", "three")):
             (path / "texts" / f"{name}.txt").write_bytes(made_words(100_000, seed))
@@ -30,6 +36,6 @@ def home() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def service(home: Path) -> Iterator[ServiceProcess]:
-    """A process that serves the small model on the CPU route."""
-    with serving(home, f"--model=small={home / 'tokenizer.json'}") as process:
+    """A process that serves the small model on the CPU route, and with a chat template under another name."""
+    with serving(home, f"--model=small={home / 'tokenizer.json'}", f"--model=chat={home / 'chat'}") as process:
         yield process

@@ -68,3 +68,8 @@ def test_the_table() -> None:
     assert "| short | GPU 25 % | 100 | 50 | 50 | 0.005 | 0.4 | – | – | the service: behind |" in text
     assert "| short | CPU | 1,000 | – | 7,000 | 7 | 4 | – | – | the machine's CPUs |" in text
     assert "| 1.08 | – | the generator: the service can do more |" in text
+
+
+def test_a_closed_loop_is_no_capacity() -> None:
+    """Clients that wait for answers never show what a server can take."""
+    assert capacity_of(result_of(step_of(100), scenario="closed")) is None

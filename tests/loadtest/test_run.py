@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from loadtest.cli import NOT_RIGHT, main, went_wrong
+from loadtest.cli import CANNOT_RUN, NOT_RIGHT, main, went_wrong
 from loadtest.errors import BadOption, TargetUnreachable
 from loadtest.options import LoadOptions
 from loadtest.result import read_result
 from loadtest.run import run
 from loadtest.scenarios import SCENARIOS
-from loadtest.server import wait_for
+from loadtest.server import wait_for, wait_for_route
 from loadtest.target import parse_target
 from tests.end_to_end.harness import ServiceProcess
 from tests.loadtest.fake_server import Reply, faking, http, ids_of_bytes
@@ -54,7 +55,7 @@ def assert_right(result: dict[str, Any]) -> dict[str, Any]:
     return last
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", [name for name, scenario in SCENARIOS.items() if not scenario.closed])
 def test_every_scenario(name: str, service: ServiceProcess, home: Path) -> None:
     """A scenario offers what it plans, and every answer it looks at is the reference's."""
     step = assert_right(run_small(name, service, home))
@@ -80,6 +81,49 @@ def test_vllms_wire(name: str, service: ServiceProcess, home: Path) -> None:
     result = run_small(name, service, home, api="vllm")
     assert_right(result)
     assert result["options"]["model"] == "small"
+
+
+def test_conversations_are_rendered(service: ServiceProcess, home: Path) -> None:
+    """Agents ask for rendered chats over TCP; a second socket of the server gives the same ids."""
+    places = {"target": f"http://127.0.0.1:{service.port}", "check_against": f"unix:{service.uds}"}
+    result = run_small("agent", service, home, api="vllm-render", tokenizer="", model="chat", **places)
+    step = assert_right(result)
+    assert step["equality"]["n_unjudged"] == 0
+    assert result["options"]["model"] == "chat"
+
+
+def test_one_request_after_the_other(service: ServiceProcess, home: Path) -> None:
+    """Each size is a step; each client waits for its answers, and no probe waits for a client."""
+    changes = {"clients": 2, "probe": "/health", "probe_rate": 50.0, "duration_s": 0.4}
+    result = run_small("closed", service, home, sizes="500,9000", **changes)
+    assert_right(result)
+    for step, n_bytes in zip(result["steps"], (500, 9000), strict=True):
+        (load, probes) = step["groups"].values()
+        assert abs(load["median_bytes"] - n_bytes) < 4
+        assert probes["n"] == 20
+        assert step["n_requests"] == load["n"] > 2
+        assert step["rate"] == step["achieved_per_s"]
+        assert step["saturated"] is None
+        assert step["generator"]["n_connections"] == 3
+        # What was under way when the time was over is no failure, and no answer.
+        n_asked = sum(step["server"]["requests_by_outcome"].values())
+        assert 0 <= n_asked - step["n_requests"] - step["n_warm_up"] <= 2
+
+
+def test_one_conversation_after_the_other(service: ServiceProcess, home: Path) -> None:
+    """Requests may be cut into messages, for APIs that have them."""
+    changes = {"api": "vllm-render", "model": "chat", "check_against": f"unix:{service.uds}", "tokenizer": ""}
+    step = assert_right(run_small("closed", service, home, sizes="3000", messages=6, **changes))
+    assert list(step["groups"]) == ["3,000 bytes in 6 messages"]
+
+
+def test_a_server_that_never_answers(home: Path) -> None:
+    """A closed loop ends with its time, and says that nothing came back."""
+    with faking(lambda number, body: None if body else http(404, b"")) as server:
+        options = replace(small(home), target=f"http://127.0.0.1:{server.port}", sizes="100", duration_s=0.2)
+        result = run("closed", options, quiet)
+    assert result["steps"][0]["failures"] == {"timed out": 1}
+    assert went_wrong(result)
 
 
 def test_a_probe_beside_the_load(service: ServiceProcess, home: Path) -> None:
@@ -121,8 +165,9 @@ def test_cpu_time_of_a_local_server(service: ServiceProcess, home: Path) -> None
 
 
 def test_busy_neighbours(service: ServiceProcess, home: Path) -> None:
-    """Busy processes run beside the load, do work all the time, and are gone afterwards."""
-    step = assert_right(run_small("short", service, home, neighbours=2))
+    """Busy processes run beside the load, on the CPUs they are given, do work all the time, and are gone afterwards."""
+    cpu = min(os.sched_getaffinity(0))
+    step = assert_right(run_small("short", service, home, neighbours=2, neighbour_cpus=str(cpu)))
     assert step["neighbours"]["n"] == 2
     assert step["neighbours"]["work_per_s"] > 0
 
@@ -187,6 +232,18 @@ def test_a_server_that_dies_during_a_run(home: Path) -> None:
     assert went_wrong(result)
 
 
+def test_waiting_for_a_route(service: ServiceProcess, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A route that a server does not have is the end of the run; a server that knows no routes has what it has."""
+    target = parse_target(f"unix:{service.uds}")
+    wait_for_route(target, "small", "cpu", 0)
+    with pytest.raises(TargetUnreachable, match="no route gpu: "):
+        wait_for_route(target, "small", "gpu", 0.05)
+    assert main(["run", "short", "--target", str(target), "--route", "gpu"]) == CANNOT_RUN
+    assert "no route gpu" in capsys.readouterr().err
+    with faking(lambda number, body: http(200, b'{"data": [{"id": "m"}]}')) as server:
+        wait_for_route(parse_target(f"http://127.0.0.1:{server.port}"), "m", "gpu", 0)
+
+
 def test_no_target(tmp_path: Path) -> None:
     """Without a server there is no run."""
     target = parse_target(f"unix:{tmp_path / 'none'}")
@@ -205,6 +262,10 @@ def test_no_target(tmp_path: Path) -> None:
         ("short", {"rate": "fast"}, "--rate"),
         ("short", {"arrivals": "normal"}, "arrivals"),
         ("short", {"server_pid": "x"}, "--server-pid"),
+        ("short", {"neighbour_cpus": "x"}, "--neighbour-cpus"),
+        ("short", {"neighbour_cpus": "0-99999"}, "--neighbour-cpus"),
+        ("closed", {"sizes": "1,x"}, "--sizes"),
+        ("closed", {"sizes": "0"}, "--sizes"),
         ("short", {"text": "/nowhere/at/all"}, "--text"),
     ],
 )

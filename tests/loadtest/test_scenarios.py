@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from loadtest.closed import parse_sizes
 from loadtest.options import LoadOptions
 from loadtest.plan import BATCH, CONVERSATION, Plan
 from loadtest.pool import Pool
@@ -29,7 +30,8 @@ def planned(folder: Path, name: str, rate: float, **changes: object) -> tuple[Pl
     pool = make_pool(folder, scenario, options, TEXTS)
     arrivals = parse_arrivals(options.arrivals or scenario.arrivals)
     rng = np.random.default_rng(options.seed)
-    return scenario.plan(Setting(Dealer(pool, options.seed), options, arrivals, rate, rng)), pool
+    n_bytes = parse_sizes(options.sizes)[0] if scenario.closed else 0
+    return scenario.plan(Setting(Dealer(pool, options.seed), options, arrivals, rate, rng, n_bytes)), pool
 
 
 def by_group(plan: Plan, name: str) -> Plan:
@@ -37,7 +39,7 @@ def by_group(plan: Plan, name: str) -> Plan:
     return plan.take(np.flatnonzero(plan.group == plan.groups.index(name)))
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", [name for name, scenario in SCENARIOS.items() if not scenario.closed])
 def test_equal_seeds_plan_equal_requests(name: str, tmp_path: Path) -> None:
     """Two plans with one seed are the same; starts ascend and lie in the time that was asked for."""
     (first, pool), (again, _), (other, _) = (planned(tmp_path, name, 20.0, seed=seed) for seed in (1, 1, 2))
@@ -158,3 +160,21 @@ def test_streams_share_no_text(tmp_path: Path) -> None:
     plans = [SCENARIOS["mixed"].plan(Setting(dealer, OPTIONS, arrivals, 50.0, rng)) for _ in range(2)]
     starts = np.concatenate([plan.start for plan in plans])
     assert len(np.unique(starts)) == len(starts)
+
+
+def test_closed(tmp_path: Path) -> None:
+    """Everything is due at once, more than can be sent; the messages of a request lie end to end, whole characters."""
+    changes = {"duration_s": 1.0, "clients": 2, "sizes": "8000", "probe": "/health", "probe_rate": 10.0}
+    plan, pool = planned(tmp_path, "closed", 1.0, messages=7, **changes)
+    load, probes = by_group(plan, plan.groups[0]), by_group(plan, "GET /health")
+    assert not load.at_ns.any()
+    assert (load.kind == CONVERSATION).all()
+    assert np.bincount(load.client).tolist() == [len(load) / 2] * 2
+    assert len(load) * (40e-6 + 8000e-9) > 2
+    assert set(probes.client.tolist()) == {2}
+    for row in range(0, len(load), 1000):
+        pieces = load.documents(row)
+        assert len(pieces) == 7
+        assert all(a + n == b for (a, n), (b, _) in pairwise(pieces))
+        assert abs(sum(n for _, n in pieces) - 8000) < 4
+        assert all(str(pool.text(*piece), "utf-8") for piece in pieces)

@@ -55,6 +55,15 @@ def test_search_stops_at_saturation() -> None:
     }
 
 
+def test_search_may_be_refined() -> None:
+    """Further steps lie halfway, by ratio, between the highest rate that was sustained and the lowest that was not."""
+    steps = search(server_with(1000), 200, 4, 20, 2)
+    assert [round(step["rate"]) for step in steps] == [200, 800, 3200, 1600, 1131]
+    assert saturation(steps)["sustained_per_s"] == 800
+    assert [step["rate"] for step in search(server_with(100), 200, 4, 20, 2)] == [200]
+    assert [step["rate"] for step in search(server_with(1e9), 200, 4, 2, 2)] == [200, 800]
+
+
 def test_search_is_bounded() -> None:
     """A server that takes everything does not keep the search going."""
     steps = search(server_with(float("inf")), 1, 2, 3)
