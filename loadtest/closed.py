@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -37,7 +38,7 @@ def run_closed_step(stage: Stage, n_bytes: int) -> Step:
     setting = Setting(stage.dealer, options, stage.arrivals, 1.0, rng, n_bytes)
     plan = first_checked(stage.scenario.plan(setting), options if stage.judge.ask is not None else None)
     name = f"{stage.scenario.name}, {n_bytes:,} bytes"
-    step = send(stage, plan, as_closed(options), name, restated)
+    step = send(stage, plan, as_closed(options), name, partial(restated, int(options.warm_up_s * 1e9)))
     return {**step, "rate": step["achieved_per_s"], "saturated": None}
 
 
@@ -59,17 +60,19 @@ def first_checked(plan: Plan, options: LoadOptions | None) -> Plan:
     return replace(plan, checked=checked)
 
 
-def restated(observed: Observed) -> Observed:
+def restated(from_ns: int, observed: Observed) -> Observed:
     """Requests that were sent, due when they were; what was on its way when the time was over is left out.
 
-    A client that got no answer at all keeps its request, which has failed.
+    A client that got no answer at all keeps its request, which has failed in the time measured from `from_ns` on.
     """
     plan, outcome = observed.plan, observed.outcome
     answered = np.unique(plan.client[outcome > 0])
-    cut = (outcome == TIMED_OUT) & np.isin(plan.client, answered)
+    unanswered = outcome == TIMED_OUT
+    cut = unanswered & np.isin(plan.client, answered)
     probes = plan.kind == PROBE
     rows = np.flatnonzero(probes | ((outcome != NOT_SENT) & ~cut))
     sent_ns = np.where(observed.sent_ns > 0, observed.sent_ns, observed.done_ns)
+    sent_ns = np.where(unanswered, np.maximum(sent_ns, from_ns), sent_ns)
     due = replace(plan, at_ns=np.where(probes, plan.at_ns, sent_ns)).take(rows)
     place = {int(row): k for k, row in enumerate(rows)}
     return Observed(
