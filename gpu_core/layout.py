@@ -52,13 +52,10 @@ HEADER = np.dtype(
 """Filled by the host for each replay. `epoch` grows by one with every replay on the same memory and starts at 1."""
 
 COMPLETION = np.dtype([("epoch", "<u8"), ("n_tokens", "<u4"), ("any_flagged", "<u4")])
-"""Written by the last block when `Batch.completion` is set.
+"""Written by the last block. `epoch` comes last, after all other results are visible."""
 
-`epoch` comes last, after all other results are visible.
-"""
-
-CONTROL = np.dtype([("flag_epoch", "<u8"), ("blocks_done", "<u4"), ("reserved", "<u4")])
-"""Zeroed once. `flag_epoch` equals the header's epoch when a document of this replay needs the CPU."""
+CONTROL = np.dtype([("sums", "<u8")])
+"""Sums over the blocks of a replay, which the last one clears. Zeroed once."""
 
 FETCHED = np.dtype([("epoch", "<u8"), ("sizes", "<u8"), ("reserved", "<u8", (14,))])
 """The header as blocks that fetch hand it on; 0 until it is there. The replay before the one that uses it clears it."""

@@ -83,18 +83,19 @@ __device__ __forceinline__ void write_documents(const Shared& sh, const Batch& b
     }
 }
 
-// The last block to finish tells the host, if the batch asks for it.
-__device__ __forceinline__ void complete(const Batch& batch, const Job& job, u32 n_tiles) {
-    if (!batch.completion) return;
+// The last block to finish tells the host. It knows all it tells from the one word that shows it to be the last.
+__device__ __forceinline__ void complete(const Batch& batch, const Job& job, u32 n_tokens, u32 n_tiles) {
     __syncthreads();
     if (threadIdx.x) return;
     // Fences are cumulative: this one covers what the block wrote, and the last block's cover what all of them did.
     __threadfence();
-    if (atomicInc(&batch.control->blocks_done, n_tiles - 1) != n_tiles - 1) return;
-    __threadfence();
+    const u64 own = static_cast<u64>(n_tokens) << SUM_TOKENS_SHIFT | 1;
+    const u64 sums = atomicAdd(&batch.control->sums, own) + own;
+    if ((sums & ((1u << SUM_TOKENS_SHIFT) - 1)) != n_tiles) return;
+    batch.control->sums = 0;
     volatile Completion* completion = batch.completion;
-    completion->n_tokens = tokens_of(*const_cast<volatile u64*>(&batch.tile_states[n_tiles - 1]));
-    completion->any_flagged = *const_cast<volatile u64*>(&batch.control->flag_epoch) == job.epoch;
+    completion->n_tokens = static_cast<u32>(sums >> SUM_TOKENS_SHIFT & SUM_TOKENS);
+    completion->any_flagged = (sums & SUM_FLAGGED) != 0;
     __threadfence_system();
     completion->epoch = job.epoch;
 }

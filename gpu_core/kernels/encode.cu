@@ -12,12 +12,13 @@
 #include "emit.cuh"
 
 // Stages 1 to 3, window after window until the tile's own one tells all. BPE over characters has its own (bridge.cuh).
-__device__ __forceinline__ void split_tile(Shared& sh, const Tables& t, const Batch& batch, const Job& job) {
+__device__ __forceinline__ void split_tile(Shared& sh, const Tables& t, const Batch& batch, const Job& job,
+                                           bool early) {
     if (threadIdx.x == 0) start_walk(sh.walk, job.tile_start);
     __syncthreads();
-    while (sh.walk.mode != DONE) {
+    for (; sh.walk.mode != DONE; early = false) {
         int window_start = sh.walk.window_start;
-        load_window(sh, batch, job, window_start);
+        load_window(sh, batch, job, window_start, early);
         if constexpr (FAMILY == BRIDGE) {
             split_components(sh, t, batch, job, window_start);
         } else {
@@ -73,6 +74,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) encode(cons
     if (blockIdx.x < batch.n_fetchers) return fetch_chunks(batch);
     Job job;
     job.tile = blockIdx.x - batch.n_fetchers;
+    const bool early = batch.n_fetchers == 0 && job.tile < EARLY_TILES;
     if (batch.n_fetchers) {
         if (threadIdx.x == 0) sh.header = await_header(batch);
         __syncthreads();
@@ -84,6 +86,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) encode(cons
     } else {
         // One load for what every block needs at once: the header may lie on the other side of the bus.
         const uint4 header = *reinterpret_cast<const uint4*>(batch.header);
+        if (early) load_early(sh, batch, job.tile);
         job.n_bytes = header.z;
         job.n_documents = header.w;
         job.flags = batch.header->flags;
@@ -93,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) encode(cons
     if (job.tile >= n_tiles) return;
     job.tile_start = static_cast<int>(job.tile * TILE);
 
-    split_tile(sh, t, batch, job);
+    split_tile(sh, t, batch, job, early);
     list_pretokens(sh, batch, job);
     for (u32 index = threadIdx.x; index < sh.n_pretokens; index += THREADS) look_up(sh, t, batch, job, index);
     __syncthreads();
@@ -109,5 +112,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) encode(cons
     __syncthreads();
     write_tokens(sh, batch, job);
     write_documents(sh, batch, job, job.tile == n_tiles - 1);
-    complete(batch, job, n_tiles);
+    complete(batch, job, sh.n_tokens, n_tiles);
 }

@@ -48,11 +48,13 @@ struct Completion {
     u32 any_flagged;
 };
 
+// Sums over the blocks of a replay, in one word: how many are done (20 bits), their tokens (27 bits); and whether a document needs the
+// CPU. The last block clears it.
 struct Control {
-    u64 flag_epoch;
-    u32 blocks_done;
-    u32 reserved;
+    u64 sums;
 };
+constexpr u32 SUM_TOKENS_SHIFT = 20;
+constexpr u64 SUM_TOKENS = (1u << 27) - 1, SUM_FLAGGED = 1ull << 63;
 
 // The header as it goes from block to block: epoch, and 1 << 63 | flags << 52 | n_documents << 26 | n_bytes.
 struct Fetched {

@@ -31,17 +31,26 @@ __device__ __forceinline__ u32 members_of(const Planes& m, u32 run) {
     return run == NEWLINES ? m.newline : run == DIGITS ? m.number : m.letter & m.a_to_z;
 }
 
-// Whether the words of `lanes` are all members of a run, without a border.
-__device__ __forceinline__ bool all_members(const Planes& m, u32 run, u32 lanes) {
-    return (__ballot_sync(FULL, (members_of(m, run) | m.cut) == FULL && m.border == 0) & lanes) == lanes;
+// The words that are all members of a run, without a border: a bit for each lane.
+__device__ __forceinline__ u32 words_of(const Planes& m, u32 run) {
+    return __ballot_sync(FULL, (members_of(m, run) | m.cut) == FULL && m.border == 0);
 }
 
-// The kind of run that fills the left halo, or 3.
-__device__ __forceinline__ u32 run_from_left(const Planes& m) {
-    if (all_members(m, NEWLINES, 3)) return NEWLINES;
-    if ((FAMILY == CL100K || FAMILY == DEEPSEEK) && all_members(m, DIGITS, 3)) return DIGITS;
-    if (FAMILY == DEEPSEEK && all_members(m, TAIL, 3)) return TAIL;
-    return 3;
+// The kind of run that fills the left halo, and the one that fills the tile, in characters of one byte; 3 = none.
+struct OwnRuns {
+    u32 halo, tile;
+};
+
+__device__ __forceinline__ OwnRuns own_runs(const Planes& m) {
+    OwnRuns found = {3, 3};
+    for (u32 run = NEWLINES; run <= TAIL; ++run) {
+        if ((run == DIGITS && FAMILY != CL100K && FAMILY != DEEPSEEK) || (run == TAIL && FAMILY != DEEPSEEK)) continue;
+        const u32 words = words_of(m, run);
+        if ((words & 3) == 3) found.halo = run;
+        if ((words & TILE_LANES) == TILE_LANES) found.tile = run;
+    }
+    if (found.tile != 3 && (~__ballot_sync(FULL, m.lead == FULL) & TILE_LANES)) found.tile = 3;
+    return found;
 }
 
 // Where the run of blanks begins that reaches the window's end; WINDOW when there is none.
@@ -82,29 +91,23 @@ __device__ __forceinline__ void go(Walk& walk, u32 mode, int window_start, Facts
     walk.n_steps = mode == OWN ? 0 : walk.n_steps + 1;
 }
 
-// The kind of run that the tile is nothing but, in characters of one byte and without a border, + 1; or 0.
-__device__ __forceinline__ u32 run_of_tile(const Planes& m) {
-    const bool plain = m.lead == FULL && m.border == 0;
-    if ((__ballot_sync(FULL, plain) & TILE_LANES) != TILE_LANES) return 0;
-    for (u32 run = NEWLINES; run <= TAIL; ++run) {
-        if (all_members(m, run, TILE_LANES)) return run + 1;
-    }
-    return 0;
+// Tells the tiles behind that a run fills this one. By one thread.
+__device__ __forceinline__ void tell_run(Walk& walk, const Batch& batch, const Job& job, u32 run) {
+    walk.filled = run + 1;
+    volatile u64* states = batch.tile_states;
+    states[job.tile] = tile_state(job.epoch, walk.filled, UNCOUNTED, 0);
 }
 
-// Leaps to the left over tiles that a run fills, as their blocks said. All bytes from `end` on have been seen; returns the first byte of
-// which that holds now. By one warp.
+// Leaps to the left over tiles that a run fills, if their blocks have said so by now; nobody waits. All bytes from `end` on have been
+// seen; returns the first byte of which that holds now. By one warp.
 __device__ __forceinline__ int leap_left(const Batch& batch, const Job& job, u32 run, int end) {
     constexpr int SIZE = TILE;
     const volatile u64* states = batch.tile_states;
     int first = end;
     for (u32 n = 32; n == 32 && end - first < static_cast<int>(MAX_WALK);) {
         const int last = (first - 1) / SIZE, tile = last - static_cast<int>(lane_id());
-        u64 state;
-        do {
-            state = tile >= 0 ? states[tile] : tile_state(job.epoch, 0, UNCOUNTED, 0);
-        } while (__any_sync(FULL, !is_of(state, job.epoch)));
-        const u32 others = __ballot_sync(FULL, filled_of(state) != run + 1);
+        const u64 state = tile >= 0 ? states[tile] : 0;
+        const u32 others = __ballot_sync(FULL, !is_of(state, job.epoch) || filled_of(state) != run + 1);
         n = others ? __ffs(others) - 1 : 32;
         if (n) first = (last + 1 - static_cast<int>(n)) * SIZE;
     }
@@ -117,7 +120,7 @@ __device__ __forceinline__ int window_before(int end) { return end - static_cast
 __device__ __forceinline__ void step_left(Walk& walk, const Planes& m, const Runs& runs, const Batch& batch,
                                           const Job& job) {
     constexpr u32 inner = (2u << LEFT_WORD) - 2;  // words 1 to LEFT_WORD
-    bool further = all_members(m, walk.run, inner);
+    bool further = (words_of(m, walk.run) & inner) == inner;
     u32 in_lane = lane_id() && lane_id() <= LEFT_WORD ? __popc(m.number & m.lead) : 0;
     u32 n_digits = further ? warp_sum(in_lane) : __shfl_sync(FULL, runs.phase_count, LEFT_WORD);
     bool claimed = has_position(runs.claimed, (LEFT_WORD + 1) * 32),
@@ -191,11 +194,6 @@ __device__ __forceinline__ void look(Shared& sh, const Tables& t, const Batch& b
         u32 n_digits = __popc(m.number & m.lead);
         facts.phase = (facts.phase + 33 - __shfl_sync(FULL, n_digits, 0)) % 3;
     }
-    u32 filled = HAS_FAR_FACTS && mode == OWN ? run_of_tile(m) : 0;
-    if (HAS_FAR_FACTS && mode == OWN && lane_id() == 0) {
-        walk.filled = filled;
-        *const_cast<volatile u64*>(&batch.tile_states[job.tile]) = tile_state(job.epoch, filled, UNCOUNTED, 0);
-    }
     Runs runs;
     u32 start = split_window(sh, m, facts, runs);
     if (mode == LEFT) return step_left(walk, m, runs, batch, job);
@@ -205,7 +203,9 @@ __device__ __forceinline__ void look(Shared& sh, const Tables& t, const Batch& b
     u32 sure = sure_end(sh, t, m, runs, blanks_begin);
     if (mode == END) return step_end(walk, first_start_from(start, HALO_LEFT, sure, n_live, last_window));
 
-    u32 run = HAS_FAR_FACTS && !walk.knows_left ? run_from_left(m) : 3;
+    const OwnRuns own = HAS_FAR_FACTS && !walk.knows_left ? own_runs(m) : OwnRuns{3, 3};
+    const u32 run = own.halo;
+    if (own.tile != 3 && lane_id() == 0) tell_run(walk, batch, job, own.tile);
     bool needs_right = HAS_FAR_FACTS && !last_window && blanks_begin <= TILE_END;
     u32 end = walk.knows_end ? walk.end : first_start_from(start, TILE_END, sure, n_live, last_window);
     bool claimed = has_position(runs.claimed, TILE), tail = has_position(runs.tail, TILE);

@@ -111,35 +111,53 @@ __device__ __noinline__ void flag_at(const u32* starts, u32* flags, Control* con
             high = middle;
         }
     }
-    // Whoever wrote the same word has told the host, too, by the time the replay ends.
+    // Up to a million bytes of a document say the same.
     const u32 word = static_cast<u32>(epoch << EPOCH_SHIFT) | reason;
-    if (flags[low] == word) return;
-    flags[low] = word;
-    atomicMax(&control->flag_epoch, epoch);
+    if (flags[low] != word) flags[low] = word;
+    if (!(*const_cast<volatile u64*>(&control->sums) & SUM_FLAGGED)) atomicOr(&control->sums, SUM_FLAGGED);
 }
 
 __device__ __forceinline__ void flag_document(const Batch& batch, const Job& job, u32 position, u32 reason) {
     flag_at(batch.document_starts, batch.document_flags, batch.control, job.n_documents, job.epoch, position, reason);
 }
 
-// Four bytes of the text; what is not text is 0.
-__device__ __forceinline__ u32 load_word(const Batch& batch, const Job& job, int at) {
+// What is text of the four bytes at a place; the others are 0.
+__device__ __forceinline__ u32 live_part(const Job& job, int at, u32 word) {
     int left = static_cast<int>(job.n_bytes) - at;
-    if (at < 0 || left <= 0) return 0;
-    u32 word = reinterpret_cast<const u32*>(batch.text)[at >> 2];
-    return left < 4 ? word & bits_below(left * 8) : word;
+    return at < 0 || left <= 0 ? 0 : left < 4 ? word & bits_below(left * 8) : word;
 }
 
-// Bytes of the window, cleared planes, and the borders between documents. Ends with a barrier.
-__device__ __forceinline__ void load_window(Shared& sh, const Batch& batch, const Job& job, int window_start) {
+// Four bytes of the text; what is not text is 0.
+__device__ __forceinline__ u32 load_word(const Batch& batch, const Job& job, int at) {
+    if (at < 0 || at >= static_cast<int>(job.n_bytes)) return 0;
+    return live_part(job, at, reinterpret_cast<const u32*>(batch.text)[at >> 2]);
+}
+
+constexpr u32 EARLY_TILES = 5;  // 4 KiB: of longer text the blocks read a copy on the device
+
+// Bytes of the tile's own window that are on their way together with the header: one way over the bus instead of two. Behind the live
+// text lies anything.
+__device__ __forceinline__ void load_early(Shared& sh, const Batch& batch, u32 tile) {
+    const u32* words = reinterpret_cast<const u32*>(batch.text);
+    const int first = static_cast<int>(tile * TILE) / 4 - static_cast<int>(HALO_LEFT / 4), own = threadIdx.x;
+    sh.text[own] = first + own >= 0 ? words[first + own] : 0;
+    if (own == 32) sh.text[WINDOW / 4] = words[first + static_cast<int>(WINDOW / 4)];
+}
+
+// Bytes of the window, cleared planes, and the borders between documents. Ends with a barrier. `early`: they were loaded before.
+__device__ __forceinline__ void load_window(Shared& sh, const Batch& batch, const Job& job, int window_start,
+                                            bool early) {
     if (batch.n_fetchers) {
         int end = window_start + static_cast<int>(WINDOW) + 4;
         if (warp_id() == 0) await_text(batch, job.epoch, job.n_bytes, job.n_documents, window_start, end);
         __syncthreads();
     }
-    sh.text[threadIdx.x] = load_word(batch, job, window_start + static_cast<int>(threadIdx.x) * 4);
+    const int at = window_start + static_cast<int>(threadIdx.x) * 4, end = window_start + static_cast<int>(WINDOW);
+    sh.text[threadIdx.x] = early ? live_part(job, at, sh.text[threadIdx.x]) : load_word(batch, job, at);
     // A character may reach out of the window.
-    if (threadIdx.x == 32) sh.text[WINDOW / 4] = load_word(batch, job, window_start + static_cast<int>(WINDOW));
+    if (threadIdx.x == 32) {
+        sh.text[WINDOW / 4] = early ? live_part(job, end, sh.text[WINDOW / 4]) : load_word(batch, job, end);
+    }
     if (warp_id() == N_WARPS - 1) {
         u32 lane = lane_id();
         sh.document_border[lane] = sh.literal[lane] = sh.literal_start[lane] = sh.literal_end[lane] = 0;

@@ -14,7 +14,7 @@ void starts_of_tile(const Tables& t, const Batch& batch) {
             batch.header->epoch,
             blockIdx.x,
             static_cast<int>(blockIdx.x * TILE)};
-    split_tile(sh, t, batch, job);
+    split_tile(sh, t, batch, job, false);
     if (warp_id()) return;
     unsigned lane = lane_id(), *output = stage_output + blockIdx.x * (1 + N_CODE_PLANES) * WORDS;
     output[lane] = sh.start[lane];
@@ -35,6 +35,7 @@ void sidetok_starts(const Tables* tables, const Batch* batch, unsigned n_blocks,
     for (unsigned i = 0; i < n_blocks; ++i) {
         shim::run_block(i, THREADS, false, [=] { starts_of_tile(*tables, *batch); });
     }
+    batch->control->sums = 0;  // as the last block of a whole replay leaves it
 }
 
 // Sizes, offsets and constants in the order in which tests/gpu_core/test_shim.py names them. Returns how many.
@@ -62,9 +63,7 @@ unsigned sidetok_layout(unsigned* output) {
         offsetof(Completion, n_tokens),
         offsetof(Completion, any_flagged),
         sizeof(Control),
-        offsetof(Control, flag_epoch),
-        offsetof(Control, blocks_done),
-        offsetof(Control, reserved),
+        offsetof(Control, sums),
         sizeof(Fetched),
         offsetof(Fetched, epoch),
         offsetof(Fetched, sizes),

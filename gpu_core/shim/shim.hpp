@@ -269,9 +269,14 @@ inline unsigned atomicInc(unsigned* at, unsigned limit) {
     *at = old >= limit ? 0 : old + 1;
     return old;
 }
-inline unsigned long long atomicMax(unsigned long long* at, unsigned long long value) {
+inline unsigned long long atomicOr(unsigned long long* at, unsigned long long bits) {
     unsigned long long old = *at;
-    *at = old > value ? old : value;
+    *at |= bits;
+    return old;
+}
+inline unsigned long long atomicAdd(unsigned long long* at, unsigned long long value) {
+    unsigned long long old = *at;
+    *at += value;
     return old;
 }
 
