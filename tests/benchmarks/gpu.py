@@ -118,6 +118,7 @@ def check_equal(encoder: Encoder, expected: list[list[Ids]], batches: list[Batch
         for i, ids in enumerate(ids_of_batch):
             if i not in encoding.needs_cpu and not np.array_equal(encoding.ids(i), ids):
                 raise ValueError(f"document {i} of {len(batch)} differs")
+        encoding.release()
     return {"tokens": sum(map(len, expected[0])), "needs_cpu": n_needs_cpu}
 
 
