@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from dispatcher.costs import Costs
+from dispatcher.gpu.group import FALLBACK_REASONS
 from dispatcher.gpu.route_tally import RouteSnapshot, Sizes
 from dispatcher.gpu.supervisor import EngineStatus
 from dispatcher.meter import DURATION_BUCKETS_S, Histogram
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from dispatcher.gpus import Gpus
 
 STATES = ("starting", "ready", "down")
+N_DOCUMENT_BOUNDS = 14
+"""Powers of two from 1 to 8,192 documents."""
+N_BYTE_BOUNDS = 27
+"""Powers of two from 1 B to 64 MiB."""
 
 
 def buckets(histogram: Histogram) -> list[tuple[str, float]]:
@@ -23,9 +28,9 @@ def buckets(histogram: Histogram) -> list[tuple[str, float]]:
     return _cumulative((*map(str, DURATION_BUCKETS_S), "+Inf"), histogram.counts)
 
 
-def _size_buckets(sizes: Sizes) -> list[tuple[str, float]]:
-    bounds = [str(1 << k) for k in range(len(sizes.counts) - 1)]
-    return _cumulative((*bounds, "+Inf"), sizes.counts)
+def _size_buckets(sizes: Sizes, n_bounds: int) -> list[tuple[str, float]]:
+    bounds = [str(1 << k) for k in range(n_bounds)]
+    return _cumulative((*bounds, "+Inf"), [*sizes.counts[:n_bounds], sum(sizes.counts[n_bounds:])])
 
 
 def _cumulative(bounds: Iterable[str], counts: list[int]) -> list[tuple[str, float]]:
@@ -59,8 +64,10 @@ def _batches(snapshots: dict[str, RouteSnapshot]) -> Iterator[Metric]:
     documents = HistogramMetricFamily("sidetok_gpu_batch_documents", "Documents of a replay.", labels=("gpu",))
     sizes = HistogramMetricFamily("sidetok_gpu_batch_bytes", "Bytes of text of a replay.", labels=("gpu",))
     for gpu, snapshot in snapshots.items():
-        documents.add_metric((gpu,), _size_buckets(snapshot.batch_documents), snapshot.batch_documents.sum)
-        sizes.add_metric((gpu,), _size_buckets(snapshot.batch_bytes), snapshot.batch_bytes.sum)
+        documents.add_metric(
+            (gpu,), _size_buckets(snapshot.batch_documents, N_DOCUMENT_BOUNDS), snapshot.batch_documents.sum
+        )
+        sizes.add_metric((gpu,), _size_buckets(snapshot.batch_bytes, N_BYTE_BOUNDS), snapshot.batch_bytes.sum)
     yield from (documents, sizes)
 
 
@@ -114,8 +121,9 @@ def _leavings(snapshots: dict[str, RouteSnapshot]) -> Iterator[Metric]:
         labels=("gpu",),
     )
     for gpu, snapshot in snapshots.items():
-        for reason, n in snapshot.fallbacks.items():
-            fallbacks.add_metric((gpu, reason), n)
+        # All of them from the start: a rate does not see what happens before its counter is there.
+        for reason in FALLBACK_REASONS:
+            fallbacks.add_metric((gpu, reason), snapshot.fallbacks.get(reason, 0))
         for reason, n in snapshot.needs_cpu.items():
             needs_cpu.add_metric((gpu, reason), n)
         rewritten.add_metric((gpu,), snapshot.n_rewritten)
