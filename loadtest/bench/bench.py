@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from loadtest.bench import others, ours, toktier
-from loadtest.bench.cells import Cell, bytes_per_token, make_cell
+from loadtest.bench.cells import MAX_BATCHES, Cell, bytes_per_token, make_cell
 from loadtest.bench.contender import Contender, Ids, Maker, Unavailable
 from loadtest.bench.timing import Budget, measure, n_different
 from loadtest.machine import load_average, machine_facts, versions
@@ -29,6 +29,7 @@ MAKERS: dict[str, Maker] = {
     "toktier gpu": toktier.gpu,
 }
 Report = Callable[[str], None]
+Keep = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,15 @@ class Wanted:
     document_tokens: int
     makers: dict[str, Maker]
     budget: Budget
+    max_texts: int = MAX_BATCHES
+    """Different texts of each cell."""
 
 
-def compare(wanted: Wanted, report: Report) -> dict[str, Any]:
-    """The result as it is written; `report` gets a line for each cell that is done."""
+def compare(wanted: Wanted, report: Report, keep: Keep = lambda result: None) -> dict[str, Any]:
+    """The result as it is written.
+
+    `report` gets a line for each contender that is loaded and each cell that is done, `keep` the result so far.
+    """
     facts = {
         "format": FORMAT,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -61,15 +67,22 @@ def compare(wanted: Wanted, report: Report) -> dict[str, Any]:
         "batches": wanted.batches,
         "document_tokens": wanted.document_tokens,
     }
-    families = {name: _family(name, file, wanted, report) for name, file in wanted.families.items()}
-    return {**facts, "families": families}
+    families: dict[str, Any] = {}
+    result = {**facts, "families": families}
+    for name, file in wanted.families.items():
+        families[name] = {"contenders": {}, "cells": []}
+        _fill(families[name], name, file, wanted, report, lambda: keep(result))
+    return result
 
 
-def _family(name: str, file: bytes, wanted: Wanted, report: Report) -> dict[str, Any]:
+def _fill(
+    family: dict[str, Any], name: str, file: bytes, wanted: Wanted, report: Report, keep: Callable[[], None]
+) -> None:
     reference = load_reference(file)
     loaded: dict[str, Contender] = {}
-    contenders: dict[str, Any] = {}
+    contenders = family["contenders"]
     for contender_name, maker in wanted.makers.items():
+        report(f"{name}: loading {contender_name}")
         try:
             contender = loaded[contender_name] = maker(file, reference)
         except Unavailable as reason:
@@ -78,15 +91,14 @@ def _family(name: str, file: bytes, wanted: Wanted, report: Report) -> dict[str,
             contenders[contender_name] = {
                 "available": True, "threads": contender.threads, "detail": contender.detail,
             }  # fmt: skip
-    rows = []
     for corpus, text in wanted.corpora.items():
         ratio = bytes_per_token(reference, text)
         for n_tokens, n_documents in _shapes(wanted):
-            cell = make_cell(corpus, text, n_tokens, n_documents, ratio)
+            cell = make_cell(corpus, text, n_tokens, n_documents, ratio, wanted.max_texts)
             if cell is not None:
-                rows.append(_row(file, reference, cell, loaded, wanted))
+                family["cells"].append(_row(file, reference, cell, loaded, wanted))
                 report(f"{name}: {corpus}, {n_documents} x {n_tokens} tokens")
-    return {"contenders": contenders, "cells": rows}
+                keep()
 
 
 def _shapes(wanted: Wanted) -> list[tuple[int, int]]:

@@ -33,11 +33,13 @@ def bytes_per_token(reference: Tokenizer, text: bytes) -> float:
     return len(sample.encode()) / max(1, len(reference.encode(sample, add_special_tokens=False).ids))
 
 
-def make_cell(corpus: str, text: bytes, n_tokens: int, n_documents: int, ratio: float) -> Cell | None:
+def make_cell(
+    corpus: str, text: bytes, n_tokens: int, n_documents: int, ratio: float, max_batches: int = MAX_BATCHES
+) -> Cell | None:
     """Batches of documents that follow each other in the corpus; None when not one fits into it."""
     size = max(1, int(n_tokens * ratio))
     fitting = len(text) // (size * n_documents)
-    n_batches = min(fitting, MAX_BATCHES, max(1, MAX_TEXT_TOKENS // (n_tokens * n_documents)))
+    n_batches = min(fitting, max_batches, max(1, MAX_TEXT_TOKENS // (n_tokens * n_documents)))
     if not n_batches:
         return None
     # Spread over the corpus, so that a cell does not depend on one place in it.

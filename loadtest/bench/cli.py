@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from dispatcher.embedded import EMBEDDED_MODEL, embedded_tokenizer_json
 from loadtest.bench.bench import FORMAT, MAKERS, Wanted, compare
+from loadtest.bench.cells import MAX_BATCHES
 from loadtest.bench.report import markdown
 from loadtest.bench.timing import Budget
 from loadtest.errors import BadOption, LoadTestError
@@ -30,7 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.report:
             result = read_result(arguments.report, FORMAT)
         else:
-            result = compare(_wanted(arguments), lambda line: print(line, file=sys.stderr))
+            wanted = _wanted(arguments)
+            # Written cell by cell, so that a run that is cut short leaves what it has.
+            result = compare(wanted, _say, lambda result: write_result(arguments.output, result))
             write_result(arguments.output, result)
         print(markdown(result))
         if arguments.plots:
@@ -48,6 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if inexact else 0
 
 
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="sidetok-bench", description="Tokenizers side by side in one process: equality first, then time."
@@ -61,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--document-tokens", type=int, default=8192, help="Tokens of each document of a batch. Default: 8192.")
     add("--contenders", default="", metavar="NAMES", help=f"By commas, of {', '.join(MAKERS)}. Default: all.")
     add("--seconds", type=float, default=0.5, help="Time for warm calls of each contender on each cell. Default: 0.5.")
+    add("--texts", type=int, default=MAX_BATCHES, help=f"Different texts of each cell. Default: {MAX_BATCHES}.")
     add("--seed", type=int, default=1, help="Of texts that are made here. Default: 1.")
     add("--output", type=Path, default=Path("sidetok-bench.json"), help="File of the result (JSON).")
     add("--report", type=Path, metavar="RESULT", help="Run nothing; show a result that was written before.")
@@ -81,6 +89,7 @@ def _wanted(arguments: argparse.Namespace) -> Wanted:
         arguments.document_tokens,
         _chosen(MAKERS, arguments.contenders, "--contenders"),
         Budget(arguments.seconds),
+        arguments.texts,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -247,3 +248,18 @@ def test_what_cannot_be_understood(arguments: list[str], capsys: pytest.CaptureF
     """It is one line, and status 2."""
     assert main(arguments) == 2
     assert capsys.readouterr().err.startswith("sidetok-bench: ")
+
+
+def test_what_is_done_is_kept() -> None:
+    """Every cell hands out the result so far, and loading is said before the first: a run that is cut leaves it."""
+    lines: list[str] = []
+    n_cells: list[int] = []
+
+    def keep(result: dict[str, Any]) -> None:
+        n_cells.append(len(json.loads(json.dumps(result))["families"]["small"]["cells"]))
+
+    result = compare(replace(wanted(tokenizers=others.tokenizers), max_texts=3), lines.append, keep)
+    cells = result["families"]["small"]["cells"]
+    assert n_cells == list(range(1, len(cells) + 1))
+    assert lines[0] == "small: loading tokenizers"
+    assert {cell["n_batches"] for cell in cells} == {3}
