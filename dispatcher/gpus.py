@@ -21,7 +21,9 @@ from dispatcher.gpu.batch import RouteLimits
 from dispatcher.gpu.driver import SILENT, UNUSABLE, RouteDriver
 from dispatcher.gpu.group import ENGINE_SILENT, NOT_READY
 from dispatcher.gpu.incarnation import Replay
-from dispatcher.gpu.options import GpuRouteOptions
+from dispatcher.gpu.local_engine import LocalEngine, MakeGpu
+from dispatcher.gpu.local_link import LocalLink
+from dispatcher.gpu.options import LOCAL, GpuRouteOptions
 from dispatcher.gpu.process_link import ProcessLink
 from dispatcher.gpu.route import GpuRoute
 from dispatcher.gpu.route_tally import RouteSnapshot
@@ -29,11 +31,12 @@ from dispatcher.gpu.supervisor import EngineStatus, Supervisor
 from dispatcher.meter import ThreadClocks
 from dispatcher.policy import GpuLoad
 from dispatcher.tokenizer import Tokenizer
+from gpu_core.bridge_cut import cuts_of
 from gpu_core.errors import UnsupportedTokenizer
-from gpu_core.literals import device_literals
 from gpu_core.normal_form import Rewriter
-from gpu_core.safe_cut import SafeCuts
-from gpu_core.tables import check_support
+from gpu_core.safe_cut import Cuts
+from gpu_core.spec import TokenizerSpec
+from gpu_core.tables import Tables, check_support
 
 log = logging.getLogger("sidetok.gpus")
 
@@ -55,8 +58,9 @@ class Gpus:
         command: Sequence[str] = (),
         calibrate: bool = True,
         driven: bool = False,
+        make_gpu: MakeGpu | None = None,
     ) -> None:
-        """`cache_dir` keeps tables and calibrations. `command` replaces the program of the engines.
+        """`cache_dir` keeps tables and calibrations. `command` and `make_gpu` replace the program of the engines.
 
         Without `calibrate` costs begin at their defaults. Nothing runs before `start`. `driven`: the caller takes the
         turns of `driver` instead of a thread for each GPU.
@@ -65,7 +69,8 @@ class Gpus:
         self.costs = Costs()
         self._clocks = clocks
         self._limits = RouteLimits(silent_after_s=options.gpu_watchdog_s + SILENT_AFTER_WATCHDOG_S)
-        self._cuts: dict[str, SafeCuts] = {}
+        self._cuts: dict[str, Cuts] = {}
+        self._specs: dict[str, TokenizerSpec] = {}
         self._rewriters: dict[str, Rewriter] = {}
         self._lock = threading.Lock()
         self._n_users: dict[str, int] = {}
@@ -75,14 +80,27 @@ class Gpus:
         self._threads: dict[int, _GpuThread] = {}
         self._by_gpu: dict[int, GpuRoute] = {}
         self._routes: tuple[GpuRoute, ...] = ()
-        self._supervisor = Supervisor(
-            options,
-            on_ready=self._serve,
-            on_lost=self._note_loss,
-            on_withdrawn=self._forget,
-            cache_dir=cache_dir,
-            command=command,
-        )
+        self._supervisor: Supervisor | LocalEngine
+        if options.gpu_engine == LOCAL:
+            self._supervisor = LocalEngine(
+                options,
+                on_ready=self._serve,
+                on_lost=self._note_loss,
+                on_withdrawn=self._forget,
+                on_tables=self._find_cuts,
+                cache_dir=cache_dir,
+                make_gpu=make_gpu,
+            )
+        else:
+            self._supervisor = Supervisor(
+                options,
+                on_ready=self._serve,
+                on_lost=self._note_loss,
+                on_withdrawn=self._forget,
+                on_tables=self._find_cuts,
+                cache_dir=cache_dir,
+                command=command,
+            )
 
     def start(self) -> None:
         """Start the engines."""
@@ -111,6 +129,7 @@ class Gpus:
                 if self._calibrator is not None:
                     self._calibrator.remove(key)
                 self._supervisor.remove(key)
+                self._specs.pop(key, None)
                 self._cuts.pop(key, None)
                 self._rewriters.pop(key, None)
 
@@ -121,9 +140,7 @@ class Gpus:
         except UnsupportedTokenizer as error:
             self._unsupported[spec.digest] = str(error)
             return
-        # Without cuts, a document beyond the largest size class takes the CPU route.
-        with contextlib.suppress(UnsupportedTokenizer):
-            self._cuts[spec.digest] = SafeCuts(spec.pattern_family, device_literals(spec), bool(spec.normalizers))
+        self._specs[spec.digest] = spec
         if spec.normalizers == ("NFC",):
             self._rewriters[spec.digest] = Rewriter(spec, tokenizer.normalize)
         self._supervisor.add(spec.digest, data)
@@ -190,7 +207,7 @@ class Gpus:
                 return (facts.name if facts else "", route)
         return None
 
-    def _serve(self, gpu: int, link: ProcessLink) -> None:
+    def _serve(self, gpu: int, link: ProcessLink | LocalLink) -> None:
         """On the supervisor's thread: an engine is up."""
         route = self._by_gpu.get(gpu)
         if route is None:
@@ -207,12 +224,20 @@ class Gpus:
         else:
             self._threads[gpu].links.put(link)
 
+    def _find_cuts(self, key: str, tables: Tables) -> None:
+        """On the supervisor's thread, before any engine serves a tokenizer: its tables are there."""
+        with self._lock:
+            # Without cuts, a document beyond the largest size class takes the CPU route.
+            if (spec := self._specs.get(key)) is not None:
+                with contextlib.suppress(UnsupportedTokenizer):
+                    self._cuts[key] = cuts_of(spec, tables)
+
     def _forget(self, gpu: int, key: str) -> None:
         """On the supervisor's thread: a tokenizer was withdrawn."""
         if (route := self._by_gpu.get(gpu)) is not None:
             route.forget(key)
 
-    def _note_loss(self, gpu: int, link: ProcessLink, reason: str) -> None:
+    def _note_loss(self, gpu: int, link: ProcessLink | LocalLink, reason: str) -> None:
         """On the supervisor's thread: its link tells a thread that waits by itself."""
         if self.driver is not None:
             self.driver.wake()
@@ -238,7 +263,7 @@ class _GpuThread(threading.Thread):
     def __init__(self, gpu: int, route: GpuRoute, clocks: ThreadClocks) -> None:
         super().__init__(name=f"sidetok-gpu-{gpu}", daemon=True)
         self.route = route
-        self.links: SimpleQueue[ProcessLink | None] = SimpleQueue()
+        self.links: SimpleQueue[ProcessLink | LocalLink | None] = SimpleQueue()
         self._clocks = clocks
 
     def run(self) -> None:

@@ -29,7 +29,8 @@ from dispatcher.gpu.messages import Fault, Hello, Loaded, Refused, Report
 from dispatcher.gpu.options import GpuRouteOptions
 from dispatcher.gpu.process_link import ENDED, DeviceFacts, ProcessLink
 from dispatcher.gpu.restarts import Restarts
-from dispatcher.gpu.table_builder import TableBuilders
+from dispatcher.gpu.table_builder import TableBuilders, read_tables
+from gpu_core.tables import Tables
 
 log = logging.getLogger("sidetok.gpu")
 
@@ -65,6 +66,7 @@ class Supervisor:
         on_ready: Callable[[int, ProcessLink], None],
         on_lost: Callable[[int, ProcessLink, str], None],
         on_withdrawn: Callable[[int, str], object] = lambda gpu, key: None,
+        on_tables: Callable[[str, Tables], object] = lambda key, tables: None,
         cache_dir: Path | None = None,
         command: Sequence[str] = (),
         uniform: Callable[[], float] = random.random,
@@ -73,11 +75,13 @@ class Supervisor:
 
         `on_ready`: a device is up; tokenizers appear in `ProcessLink.slots` as they are loaded. `on_lost`: a link that
         was ready is lost, for the reason given; a new one follows. `on_withdrawn`: the slots of a tokenizer are not
-        shown any more, and must not be launched after the call. `cache_dir` keeps tables. `command` replaces the
+        shown any more, and must not be launched after the call. `on_tables`: those of a tokenizer that was added are
+        built; they stay where they are while somebody refers to them. `cache_dir` keeps tables. `command` replaces the
         engine's program, `uniform` what delays are drawn with. Nothing runs before `start`.
         """
         self._options, self._command = options, command
         self._on_ready, self._on_lost, self._on_withdrawn = on_ready, on_lost, on_withdrawn
+        self._on_tables = on_tables
         self._uniform = uniform
         self._engines: dict[int, _Engine] = {}
         self._wanted: set[str] = set()
@@ -90,7 +94,7 @@ class Supervisor:
         self._builders = TableBuilders(cache_dir, self._built)
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="sidetok-gpus", daemon=True)
-        self.reason = _no_engines(options)
+        self.reason = no_engines(options)
         """Why there are no engines at all; empty when there are some."""
 
     @property
@@ -292,6 +296,7 @@ class Supervisor:
                     self._pass_on(ProcessLink.unload, key)
             elif key in self._wanted and key not in self._tables:
                 self._tables[key] = fd
+                self._on_tables(key, read_tables(fd))
                 self._pass_on(ProcessLink.load, key, fd)
             else:
                 # It was removed, and perhaps added again, while its tables were built.
@@ -319,7 +324,7 @@ class Supervisor:
         os.close(fd)
 
 
-def _no_engines(options: GpuRouteOptions) -> str:
+def no_engines(options: GpuRouteOptions) -> str:
     """Why there is nothing to start; empty if there is."""
     numbers = options.gpu_numbers()
     if numbers == ():

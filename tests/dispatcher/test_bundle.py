@@ -135,7 +135,12 @@ def test_over_a_real_engine_process(tmp_path: Path, synthetic: Tokenizer) -> Non
     documents = ["plain", f"caf{COMPOSES} " * 9, "\u212b", f"a{COMPOSES}\U00011939 ", f"long {COMPOSES} words. " * 5000]
     told: list[tuple[EncodedGroup | None, SidetokError | None]] = []
     ended = threading.Event()
-    dispatcher.encode_group(synthetic, documents, lambda *answer: (told.append(answer), ended.set()), PLAIN)
+
+    def on_done(result: EncodedGroup | None, error: SidetokError | None) -> None:
+        told.append((result, error))
+        ended.set()
+
+    dispatcher.encode_group(synthetic, documents, on_done, PLAIN)
     assert ended.wait(LIMIT_S)
     ((result, error),) = told
     assert error is None
