@@ -73,9 +73,17 @@ class LongRuns:
     """Cuts documents of one tokenizer into pieces, and joins the ids of the pieces."""
 
     def __init__(
-        self, spec: TokenizerSpec, lengths: NDArray[np.int32], overlap: int = OVERLAP, min_run: int = MIN_RUN
+        self,
+        spec: TokenizerSpec,
+        lengths: NDArray[np.int32],
+        overlap: int = OVERLAP,
+        min_run: int = MIN_RUN,
+        step: int = STEP,
     ) -> None:
-        """`lengths`: bytes of each token, by id. `overlap`: bytes that neighbours share. Shorter runs stay whole."""
+        """`lengths`: bytes of each token, by id. `overlap`: bytes that neighbours share. Shorter runs stay whole.
+
+        `step`: bytes from one piece to the next.
+        """
         family = spec.pattern_family
         self._kinds = _kinds_by_point(spec)
         self._newlines = np.isin(np.arange(256), [0x0A, 0x0D])
@@ -85,7 +93,7 @@ class LongRuns:
             self._kinds[128:][self._kinds[128:] == _LETTER] = _OTHER_LETTER
         self._literals = _Literals(token.content.encode() for token in spec.added_tokens)
         self._lengths = lengths
-        self._overlap, self._min_run = overlap, min_run
+        self._overlap, self._min_run, self._step = overlap, min_run, step
 
     @property
     def is_exact(self) -> bool:
@@ -159,7 +167,7 @@ class LongRuns:
                 if newlines[0] == begin and before in {_OTHER, _PUNCTUATION}:
                     return []
                 last = int(newlines[-1]) + 1
-        starts = np.arange(begin + STEP - shift, last - self._overlap - MARGIN, STEP)
+        starts = np.arange(begin + self._step - shift, last - self._overlap - MARGIN, self._step)
         stops = starts + self._overlap
         if len(newlines) and len(stops):
             stops = newlines[np.searchsorted(newlines, stops) - 1] + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from dispatcher.engines import CpuEngine
 from dispatcher.engines.choice import FAST_ENGINES, EngineClass, choose_engine
 from dispatcher.engines.code_points import SHORT, CodePoints
 from dispatcher.engines.fastokens_engine import FastokensEngine
-from dispatcher.engines.gigatoken_engine import GigatokenEngine, guarded_code_points
+from dispatcher.engines.gigatoken_engine import BATCH_CHARS, BATCH_DOCUMENTS, GigatokenEngine, guarded_code_points
 from dispatcher.engines.reference_engine import ReferenceEngine
 from dispatcher.proof import ProofCache
 from dispatcher.request import EncodeOptions
@@ -98,6 +99,23 @@ def test_many_documents_at_once(name: str) -> None:
     documents = ["", "a", "\u00e9" * 65, "", *(sample.text for sample in corpus_windows(3, 500, seed=2)), ""]
     assert engine.encode_many(documents) == [engine.encode(document) for document in documents]
     assert engine.encode_many([]) == []
+
+
+@pytest.mark.parametrize("family", ["split_bpe", "llama2"])
+@pytest.mark.parametrize("engine_class", [FastokensEngine, GigatokenEngine])
+def test_very_many_documents_at_once(engine_class: EngineClass, family: str) -> None:
+    """More than one native call takes, only empty ones among them, a long one among short ones."""
+    text, spec, reference = parts_of(family)
+    engine = engine_class(text, spec)
+    rng = random.Random(9)
+    prose = "".join(sample.text for sample in corpus_windows(4, 3_000, seed=11))
+    documents = [prose[(at := rng.randrange(len(prose))) : at + rng.randrange(40)] for _ in range(3 * BATCH_DOCUMENTS)]
+    documents[BATCH_DOCUMENTS : 2 * BATCH_DOCUMENTS] = [""] * BATCH_DOCUMENTS
+    documents[-7] = prose[: 2 * BATCH_CHARS]
+    if engine_class is GigatokenEngine:
+        documents = ["" if engine.guard(document) else document for document in documents]
+    for given in (documents, documents[:-8], documents[: BATCH_DOCUMENTS + 1]):
+        assert engine.encode_many(given) == reference.encode_many(given)
 
 
 @pytest.mark.parametrize("engine_class", [FastokensEngine, GigatokenEngine])

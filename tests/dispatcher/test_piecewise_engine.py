@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from dispatcher.engines.piecewise_engine import SAMPLE_EVERY, PiecewiseEngine
+from dispatcher.engines.piecewise_engine import PIECE_STEP, SAMPLE_EVERY, PiecewiseEngine
 from dispatcher.engines.reference_engine import ReferenceEngine
 from gpu_core.spec import read_spec
 from tests.data import FULL, families, tokenizer_json
@@ -86,7 +86,7 @@ def test_long_runs_are_taken_in_pieces(family: str) -> None:
     expected = inner.encode(letters)
     inner.longest = 0
     assert engine.encode(letters) == expected
-    assert inner.longest < 1000
+    assert inner.longest < 2 * PIECE_STEP
     text = "some words " * SAMPLE_EVERY
     assert engine.encode(text) == inner.encode(text)
     assert inner.longest == len(text)
