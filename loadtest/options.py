@@ -23,7 +23,9 @@ class LoadOptions:
     route: str = knob("auto", "Route that requests ask for; auto leaves it to the server.", ("auto", "cpu", "gpu"))
     model: str = knob("", "Model to ask for; empty = none named, or the first one where one must be named.")
     rate: str = knob("", "Offered requests/s; several by commas, one step each. Empty = the scenario's own.")
-    find_saturation: bool = knob(False, "Raise the rate from --rate by --step-factor until a step is saturated.")
+    find_saturation: bool = knob(
+        False, "Raise the rate from --rate by --step-factor until a step is saturated, or lower it until none is."
+    )
     step_factor: float = knob(1.4, "Ratio of the rates of two steps of --find-saturation.")
     max_steps: int = knob(20, "Most steps of --find-saturation.")
     refine: int = knob(0, "Further steps of --find-saturation, halfway between what was sustained and what was not.")

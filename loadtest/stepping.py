@@ -14,6 +14,8 @@ ROUNDING = 1e-6
 ON_THE_WAY = 3
 """So many requests may be unanswered at the end of a step however few there are: by chance more are on their way then
 than were at its beginning."""
+MAX_FALLS = 4
+"""A server that takes nothing would otherwise be asked at ever lower rates."""
 Step = dict[str, Any]
 
 
@@ -42,6 +44,8 @@ def why_saturated(step: Step) -> str | None:
 def search(run: Callable[[float], Step], start: float, factor: float, max_steps: int, n_refined: int = 0) -> list[Step]:
     """Steps of rising rates, to the first that is saturated; then `n_refined` between the last two that matter.
 
+    When the first one is saturated already, rates fall until one is not.
+
     Raises `BadOption` for a factor that does not rise.
     """
     if factor <= 1:
@@ -50,11 +54,14 @@ def search(run: Callable[[float], Step], start: float, factor: float, max_steps:
     rate = start
     for _ in range(max_steps):
         steps.append(run(rate))
-        if steps[-1]["saturated"]:
+        # The first step says which way to go; one that comes out otherwise ends the way.
+        if bool(steps[-1]["saturated"]) != bool(steps[0]["saturated"]):
             break
-        rate *= factor
-    taken = [step["rate"] for step in steps if not step["saturated"]]
-    low, high = max(taken, default=0.0), steps[-1]["rate"]
+        if steps[0]["saturated"] and len(steps) > MAX_FALLS:
+            break
+        rate *= 1 / factor if steps[0]["saturated"] else factor
+    low = max((step["rate"] for step in steps if not step["saturated"]), default=0.0)
+    high = min((step["rate"] for step in steps if step["saturated"]), default=0.0)
     for _ in range(n_refined if 0 < low < high else 0):
         rate = math.sqrt(low * high)
         steps.append(run(rate))

@@ -12,7 +12,7 @@ from loadtest.result import Result, write_result
 from loadtest.run import run
 from loadtest.step import Progress
 
-CHECK_BYTES = 8 << 20
+CHECK_BYTES = 6 << 20
 """Text compared in each step: the reference takes seconds for a megabyte."""
 
 
@@ -24,9 +24,9 @@ class Run(NamedTuple):
 
 
 RUNS = (
-    Run("short", {"rate": "1000", "find_saturation": True, "step_factor": 1.6}),
-    Run("fleet", {"rate": "9.25", "find_saturation": True, "step_factor": 2.0}),
-    Run("agent", {"rate": "4,16"}),
+    Run("short", {"rate": "4000", "find_saturation": True, "step_factor": 2.0, "refine": 1}),
+    Run("fleet", {"rate": "37", "find_saturation": True, "step_factor": 4.0, "refine": 1}),
+    Run("agent", {"rate": "16,64"}),
     Run("batch", {"rate": "10"}),
     Run("mixed", {"rate": "1000", "long_rate": 4.0}),
 )

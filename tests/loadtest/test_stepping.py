@@ -60,7 +60,8 @@ def test_search_may_be_refined() -> None:
     steps = search(server_with(1000), 200, 4, 20, 2)
     assert [round(step["rate"]) for step in steps] == [200, 800, 3200, 1600, 1131]
     assert saturation(steps)["sustained_per_s"] == 800
-    assert [step["rate"] for step in search(server_with(100), 200, 4, 20, 2)] == [200]
+    assert [round(step["rate"]) for step in search(server_with(100), 800, 4, 20, 1)] == [800, 200, 50, 100]
+    assert [step["rate"] for step in search(server_with(0), 200, 4, 2, 2)] == [200, 50]
     assert [step["rate"] for step in search(server_with(1e9), 200, 4, 2, 2)] == [200, 800]
 
 
@@ -74,10 +75,12 @@ def test_search_is_bounded() -> None:
 
 
 def test_a_server_that_is_too_slow_from_the_start() -> None:
-    """Nothing is said to be sustained when nothing was."""
-    found = saturation(search(server_with(10), 200, 2, 20))
+    """The rate falls, a few times at most; nothing is said to be sustained when nothing was."""
+    steps = search(server_with(1), 200, 2, 20)
+    assert [step["rate"] for step in steps] == [200, 100, 50, 25, 12.5]
+    found = saturation(steps)
     assert found["sustained_per_s"] is None
-    assert found["saturated_at_per_s"] == 200
+    assert found["saturated_at_per_s"] == 12.5
 
 
 def test_a_generator_at_its_limit_is_told() -> None:
