@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tests.service.chat_matrix import OWN_TEMPLATES, VECTORS, cases, digest, models_with_templates
 from tests.service.chat_reference import Reference
+from tests.service.small_model import SPECIAL_TOKENS, tokenizer_json
 
 
 def main() -> None:
@@ -23,7 +24,7 @@ def main() -> None:
             reference = Reference(files.chat_templates["default"], files.special_tokens, files.tokenizer_json)
             vectors[name] = {case.name: digest(*reference.render(case)) for case in cases()}
     for name, source in OWN_TEMPLATES.items():
-        reference = Reference(source, {"bos_token": "<s>", "eos_token": "</s>"})
+        reference = Reference(source, SPECIAL_TOKENS, tokenizer_json())
         vectors[name] = {case.name: digest(*reference.render(case)) for case in cases()}
     VECTORS.write_text(json.dumps(vectors, indent=0, ensure_ascii=False) + "\n")
 

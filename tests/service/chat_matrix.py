@@ -134,7 +134,7 @@ def models_with_templates(folder: Path) -> dict[str, ModelFiles]:
 
 
 def digest(text: str, ids: Sequence[int] | None = None) -> str:
-    """What the vectors hold of a rendering: a hash of its text and, where there is a tokenizer, of its ids."""
+    """What the vectors hold of a rendering: a hash of its text and of its ids."""
     if text == REFUSED:
         return REFUSED
     listed = b"" if ids is None else json.dumps(list(ids)).encode()

@@ -8,15 +8,13 @@ import tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tests.service.chat_matrix import REFUSED, Case
-from tests.service.small_model import tokenizer_json
 
 
 class Reference:
-    """One template, with the tokenizer of its model or none."""
+    """One template, with the tokenizer of its model."""
 
-    def __init__(self, source: str, special_tokens: dict[str, str], tokenizer: bytes | None = None) -> None:
-        self._has_ids = tokenizer is not None
-        loaded = tokenizers.Tokenizer.from_str((tokenizer or tokenizer_json()).decode())
+    def __init__(self, source: str, special_tokens: dict[str, str], tokenizer: bytes) -> None:
+        loaded = tokenizers.Tokenizer.from_str(tokenizer.decode())
         self._tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=loaded, **special_tokens)
         self._tokenizer.chat_template = source
 
@@ -29,4 +27,4 @@ class Reference:
             ids = self._tokenizer.apply_chat_template(case.messages, tokenize=True, return_dict=False, **options)
         except Exception:
             return REFUSED, None
-        return text, list(ids) if self._has_ids else None
+        return text, list(ids)

@@ -19,17 +19,16 @@ from tests.service.chat_matrix import (
     digest,
     models_with_templates,
 )
-
-SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+from tests.service.small_model import SPECIAL_TOKENS, tokenizer_json
 
 
 class Rendered:
-    """One template of this service, with the tokenizer of its model or none."""
+    """One template of this service, with the tokenizer of its model."""
 
-    def __init__(self, source: str, special_tokens: dict[str, str], tokenizer: bytes | None = None) -> None:
+    def __init__(self, source: str, special_tokens: dict[str, str], tokenizer: bytes) -> None:
         self.source, self.special_tokens, self.tokenizer_json = source, special_tokens, tokenizer
         self._template = ChatTemplate({"default": source}, special_tokens)
-        self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer.decode()) if tokenizer else None
+        self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer.decode())
 
     def render(self, case: Case) -> tuple[str, list[int] | None]:
         """The text and the ids; `REFUSED` where there is an error."""
@@ -37,13 +36,13 @@ class Rendered:
             text = self._template.render(case.messages, **case.options)
         except ChatTemplateError:
             return REFUSED, None
-        return text, self._tokenizer.encode(text, add_special_tokens=False).ids if self._tokenizer else None
+        return text, self._tokenizer.encode(text, add_special_tokens=False).ids
 
 
 @pytest.fixture(scope="module")
 def templates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rendered]:
     """Those of the models at hand, and our own."""
-    found = {name: Rendered(source, SPECIAL_TOKENS) for name, source in OWN_TEMPLATES.items()}
+    found = {name: Rendered(source, SPECIAL_TOKENS, tokenizer_json()) for name, source in OWN_TEMPLATES.items()}
     for name, files in models_with_templates(tmp_path_factory.mktemp("models")).items():
         found[name] = Rendered(files.chat_templates["default"], files.special_tokens, files.tokenizer_json)
     return found
