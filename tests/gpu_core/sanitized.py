@@ -12,9 +12,12 @@ from gpu_core.decoder import DecodeOptions, load_decoder
 from gpu_core.layout import TILE
 from gpu_core.shim import HostPipeline
 from gpu_core.shim.decoding import HostDecodeDevice
+from gpu_core.shim.joining import HostJoin
 from gpu_core.spec import read_spec
 from gpu_core.tables import build_tables
+from gpu_core.twin_join import join_pieces
 from tests.gpu_core.bridge_files import file_of
+from tests.gpu_core.join_pieces import random_pieces
 from tests.gpu_core.texts import random_text
 
 
@@ -37,6 +40,7 @@ def main(family: str, cache_dir: str, *flags: str) -> None:
                 assert result.document_ids(i).tolist() == reference.encode(text, add_special_tokens=False).ids
     pipeline.encode([b"\xff\xe4\xb8", b"\xb8"])
     decode(data, reference, HostDecodeDevice(Path(cache_dir), flags), rng)
+    join(HostJoin(Path(cache_dir), flags=flags), rng)
     print(f"answered {n_answered}")
 
 
@@ -49,6 +53,14 @@ def decode(data: bytes, reference: Tokenizer, device: HostDecodeDevice, rng: ran
         decoding = decoder.decode(sequences, skip_special_tokens=n == 40)
         expected = reference.decode_batch(sequences, skip_special_tokens=n == 40)
         assert [decoding.text(i) for i in range(n)] == expected
+
+
+def join(kernel: HostJoin, rng: random.Random) -> None:
+    """Join pieces that fit together and pieces that do not."""
+    for n_documents, n_pieces in ((1, 1), (1, 9), (40, 3)):
+        for strange in (0.0, 0.1):
+            pieces = random_pieces(rng, n_documents, n_pieces, strange)
+            assert kernel(pieces).ids.tolist() == join_pieces(pieces).ids.tolist()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpu_core.decode_layout import DECODE_KERNEL
+from gpu_core.join_layout import JOIN_KERNEL
 from gpu_core.layout import KERNELS, Kernel, kernel_directory
 from gpu_core.tables import BRIDGE_FAMILY, FAMILIES
 from tests.data import FULL
@@ -72,12 +73,13 @@ def test_kernels_compile(kernel: Kernel, architecture: str) -> None:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_decoding_compiles(architecture: str) -> None:
+@pytest.mark.parametrize("kernel", [DECODE_KERNEL, JOIN_KERNEL], ids=lambda kernel: kernel.name)
+def test_kernels_of_all_tokenizers_compile(kernel: Kernel, architecture: str) -> None:
     """One kernel for all tokenizers, without a warning."""
     library = nvrtc()
     if library is None:
         pytest.skip("the package nvidia-cuda-nvrtc is not installed (extra: dev)")
-    source = (kernel_directory() / DECODE_KERNEL.source).read_text()
+    source = (kernel_directory() / kernel.source).read_text()
     options = [f"--gpu-architecture={architecture}", "--std=c++17", f"-I{kernel_directory()}", "-Werror=all-warnings"]
     status, log, n_bytes = compile_kernel(library, source, options)
     assert status == 0, log
