@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 from gpu_core.errors import DeviceFault
@@ -27,6 +28,7 @@ SILENT_NS = 2_000_000
 TIMEOUT_NS = 10_000_000_000
 """A replay that takes longer is a fault: no batch of the largest class takes a hundredth of it."""
 _POLLS_PER_LOOK = 64
+_LATENESS_STEP = 1 / 32
 _PR_SET_TIMERSLACK = 29
 
 
@@ -53,7 +55,7 @@ class Prediction:
 
     def of(self, n_bytes: int) -> float:
         """Predicted nanoseconds; 0 when nothing is known."""
-        bucket = self._bucket(n_bytes)
+        bucket = _bucket(n_bytes)
         known = self._by_bucket.get(bucket)
         if known is not None:
             return known
@@ -62,7 +64,7 @@ class Prediction:
 
     def seen(self, n_bytes: int, took_ns: int, is_bound: bool) -> None:
         """Learn from one replay. `is_bound`: it took at most `took_ns`, because nobody looked earlier."""
-        bucket = self._bucket(n_bytes)
+        bucket = _bucket(n_bytes)
         known = self._by_bucket.get(bucket)
         if known is None:
             self._by_bucket[bucket] = took_ns
@@ -73,10 +75,26 @@ class Prediction:
             weight = 0.125 if took_ns > known else 0.5
             self._by_bucket[bucket] = known + weight * (took_ns - known)
 
-    @staticmethod
-    def _bucket(n_bytes: int) -> int:
-        octave = n_bytes.bit_length()
-        return octave << 2 | (n_bytes << 2 >> max(octave - 1, 0)) & 3
+
+@lru_cache(maxsize=1024)
+def _bucket(n_bytes: int) -> int:
+    octave = n_bytes.bit_length()
+    return octave << 2 | (n_bytes << 2 >> max(octave - 1, 0)) & 3
+
+
+class Lateness:
+    """How late sleeps end, learned so that three of four end no later. In steps: a long interruption counts as one."""
+
+    def __init__(self) -> None:
+        self.ns = float(FIRST_WAKE_NS)
+
+    def seen(self, late_ns: float) -> None:
+        """Learn from one sleep."""
+        self.ns *= 1 + 3 * _LATENESS_STEP if late_ns > self.ns else 1 - _LATENESS_STEP
+
+    def forget(self) -> None:
+        """Doubt what was learned, once for each sleep that was left out because of it: a bad spell passes."""
+        self.ns = max(self.ns * (1 - _LATENESS_STEP / 8), FIRST_WAKE_NS)
 
 
 class AdaptiveWait:
@@ -89,7 +107,7 @@ class AdaptiveWait:
     ) -> None:
         self.prediction = Prediction()
         self._clock, self._sleep = clock, sleep
-        self._wake_ns = float(FIRST_WAKE_NS)
+        self.lateness = Lateness()
         self._unlearned: tuple[int, int, bool] | None = None
 
     def wait(self, poll: Poll, alive: Callable[[], None], n_bytes: int, launched_ns: int) -> Waited:
@@ -101,15 +119,17 @@ class AdaptiveWait:
         predicted = prediction.of(n_bytes)
         slept = 0
         first = clock()
-        want = predicted * (1 - SLACK) - (first - launched_ns) - self._wake_ns
+        lateness = self.lateness
+        left = predicted * (1 - SLACK) - (first - launched_ns)
+        want = left - lateness.ns
         if want >= MIN_SLEEP_NS:
             before = first
             self._sleep(want / 1e9)
             first = clock()
             slept = first - before
-            late = max(0.0, slept - want)
-            # One long interruption must not end all sleeping.
-            self._wake_ns += 0.1 * (min(late, 4 * self._wake_ns) - self._wake_ns)
+            lateness.seen(slept - want)
+        elif left >= MIN_SLEEP_NS + FIRST_WAKE_NS:
+            lateness.forget()
         if poll(1):
             self._unlearned = (n_bytes, first - launched_ns, slept > 0)
             return Waited(first - launched_ns, slept, 0)
