@@ -65,6 +65,14 @@ class Former:
     _alone_yields: bool = False
     """A document alone ended, and no shared replay was launched since."""
 
+    @property
+    def is_full(self) -> bool:
+        """Nothing is launched before a replay ends, unless so much comes at once that it is worth while."""
+        if self.n_under_way >= self.limits.max_in_flight:
+            return True
+        gap_ns = self.limits.beside_gap_ns
+        return any([queue.under_way and queue.gap_ns < gap_ns for queue in self.queues.values()])
+
     def open(self, key: str, slots: Sequence[Slot]) -> ModelQueue:
         """A queue for a model with these slots, all free."""
         limits = self.limits

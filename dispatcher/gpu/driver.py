@@ -1,8 +1,10 @@
 """GPU routes that are driven by their caller, who has an event loop of its own: no thread has to be woken for a replay.
 
     loop: driver.fileno() is readable ─► driver.turn() ─► launches, results, callbacks
+    a caller without a loop: driver.rest(seconds) ─► waits, and takes the turns that there are
 
-Submitting is as from any thread; all else happens in `turn`, on the caller's thread.
+Submitting is as from any thread; all else happens in `turn` and `rest`, on the caller's thread. The end of a replay on
+an engine of this process makes nothing readable: that takes `rest`.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import threading
 from collections import deque
 
 from dispatcher.gpu.group import ENGINE_SILENT, NOT_READY
+from dispatcher.gpu.local_link import LocalLink
 from dispatcher.gpu.process_link import ProcessLink
 from dispatcher.gpu.route import GpuRoute
 
@@ -27,6 +30,8 @@ class RouteDriver:
         self._poll.register(self._news_fd, select.EPOLLIN)
         self._driven: tuple[_Driven, ...] = ()
         self._has_news = self._is_turning = self._closed = False
+        self._local: LocalLink | None = None
+        """The engine of this process, if there is one: it is alone then."""
         self._lock = threading.Lock()
         """Of the descriptor of news, between `wake` and `close`."""
 
@@ -38,7 +43,7 @@ class RouteDriver:
         """Drive a route, too; on the thread that serves its links."""
         self._driven = (*self._driven, _Driven(route))
 
-    def serve(self, route: GpuRoute, link: ProcessLink) -> None:
+    def serve(self, route: GpuRoute, link: ProcessLink | LocalLink) -> None:
         """Serve a route through a link, from the next turn on."""
         next(driven for driven in self._driven if driven.route is route).links.append(link)
         self.wake()
@@ -46,6 +51,8 @@ class RouteDriver:
     def wake(self) -> None:
         """Let there be a turn: a link is lost, or new."""
         self._has_news = True
+        if self._local is not None:
+            self._local.interrupt()
         with self._lock:
             if not self._closed:
                 os.eventfd_write(self._news_fd, 1)
@@ -68,6 +75,34 @@ class RouteDriver:
         finally:
             self._is_turning = False
 
+    def rest(self, seconds: float) -> bool:
+        """Wait until there is something to do, or for so long, and do it; whether there was.
+
+        While an engine of this process is busy and would not begin with more, it takes until one of its replays ends.
+        """
+        local = self._local
+        if local is None or self._has_news:
+            is_ready = self._has_news or bool(self._poll.poll(seconds))
+            if is_ready:
+                self.turn()
+            return is_ready
+        if self._is_turning or self._closed:
+            return False
+        self._is_turning = True
+        try:
+            driven = self._driven[0]
+            is_busy = local.is_busy
+            is_full = local.may_oversleep = is_busy and driven.route.is_full
+            self._turn(driven, local, FULL_S if is_full else seconds)
+            return is_busy
+        finally:
+            self._is_turning = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether replays are under way on an engine of this process."""
+        return self._local is not None and self._local.is_busy
+
     def close(self) -> None:
         """End all routes: what is queued or in flight falls back."""
         for driven in self._driven:
@@ -78,18 +113,20 @@ class RouteDriver:
                 os.close(self._news_fd)
                 self._poll.close()
 
-    def _begin(self, driven: _Driven, link: ProcessLink) -> None:
+    def _begin(self, driven: _Driven, link: ProcessLink | LocalLink) -> None:
         driven.link = link
         driven.route.attach(link)
+        if isinstance(link, LocalLink):
+            self._local = link
         link.watch(lambda fd: self._poll.register(fd, select.EPOLLIN))
 
-    def _turn(self, driven: _Driven, link: ProcessLink) -> None:
-        reason = driven.route.turn(0.0)
+    def _turn(self, driven: _Driven, link: ProcessLink | LocalLink, seconds: float = 0.0) -> None:
+        reason = driven.route.turn(seconds)
         if not reason:
-            if driven.route.is_filling:
+            if self._local is None and driven.route.is_filling:
                 link.interrupt()
             return
-        driven.link = None
+        driven.link = self._local = None
         link.watch(self._poll.unregister)
         if reason == ENGINE_SILENT:
             link.kill(SILENT)
@@ -99,6 +136,7 @@ class RouteDriver:
             self.wake()
 
 
+FULL_S = 0.1
 SILENT = "a replay was not finished in time"
 UNUSABLE = "its answers could not be used"
 """Why an engine is ended by its route. The second: it may live on, and say nonsense; only a new one is served again."""
@@ -109,5 +147,5 @@ class _Driven:
 
     def __init__(self, route: GpuRoute) -> None:
         self.route = route
-        self.link: ProcessLink | None = None
-        self.links: deque[ProcessLink] = deque()
+        self.link: ProcessLink | LocalLink | None = None
+        self.links: deque[ProcessLink | LocalLink] = deque()

@@ -8,6 +8,7 @@ from dispatcher.options import knob
 from gpu_core.options import GpuOptions
 
 KIB, MIB = 1 << 10, 1 << 20
+PROCESS, LOCAL = "process", "local"
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,12 @@ class GpuRouteOptions:
     """Which GPUs are used, what is set up on them, and how their engine processes are watched."""
 
     gpus: str = knob("auto", "GPUs to use: auto = all that can be, none, or indices like 0,2.")
+    gpu_engine: str = knob(
+        "process",
+        "Where GPUs are used: process = an engine process for each, started again when it fails; local = one GPU, by "
+        "this process itself, until it fails.",
+        (PROCESS, LOCAL),
+    )
     gpu_classes_kib: str = knob(
         "16,64,256,512,1024,4096",
         "Largest text of each size class in KiB, ascending; at most 8. A longer document takes the CPU route.",
@@ -27,8 +34,10 @@ class GpuRouteOptions:
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for lists that cannot be read and for values that make no sense."""
-        self.gpu_numbers()
+        numbers = self.gpu_numbers()
         self.encoder_options(0)
+        if self.gpu_engine == LOCAL and numbers is not None and len(numbers) > 1:
+            raise ValueError("gpu_engine=local uses one GPU; name one in gpus")
 
     def gpu_numbers(self) -> tuple[int, ...] | None:
         """The GPUs by index; None = all."""

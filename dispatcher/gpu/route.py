@@ -122,6 +122,12 @@ class GpuRoute:
         incarnation = self._incarnation
         return incarnation is not None and not incarnation.over and incarnation.is_filling
 
+    @property
+    def is_full(self) -> bool:
+        """A document that came now would wait for the end of a replay."""
+        incarnation = self._incarnation
+        return incarnation is not None and incarnation.former.is_full
+
     def serve(self, link: EngineLink) -> str:
         """Serve through this link until it is lost, on the calling thread; why it ended (`group.FALLBACK_REASONS`)."""
         self.attach(link)

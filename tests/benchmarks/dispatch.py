@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from dispatcher.gpu.options import LOCAL, PROCESS
 from tests.benchmarks.dispatch_drills import LONG_RATES, Bench, huge_among_small, kill_one, long_documents
 from tests.benchmarks.dispatch_gigatoken import GigatokenTarget
 from tests.benchmarks.dispatch_load import Load
@@ -59,6 +60,8 @@ class Plan:
     with_gigatoken: bool = True
     driven: bool = False
     """Whether the thread that offers the load drives the GPU routes, too."""
+    engine: str = PROCESS
+    """`process` or `local`: see the option `gpu_engine`."""
 
 
 def run(plan: Plan, data: DeviceData, command: Sequence[str] = ()) -> dict[str, list[Row]]:
@@ -73,7 +76,13 @@ def run(plan: Plan, data: DeviceData, command: Sequence[str] = ()) -> dict[str, 
     bench = Bench({name: data.corpus(name).encode() for name in CORPORA}, reference, generator_cpus, until_s)
     gigatoken = GigatokenTarget(file, plan.n_cpus) if plan.with_gigatoken else None
     service = DispatcherService(
-        file, gpus=plan.gpus, n_gpus=plan.n_gpus, n_workers=plan.n_cpus, command=command, driven=plan.driven
+        file,
+        gpus=plan.gpus,
+        n_gpus=plan.n_gpus,
+        n_workers=plan.n_cpus,
+        command=command,
+        driven=plan.driven,
+        engine=plan.engine,
     )
     try:
         targets: list[CountingTarget] = [service.target(policy) for policy in plan.policies]
@@ -171,6 +180,7 @@ def main() -> int:
     parser.add_argument("--family")
     parser.add_argument("--no-gigatoken", dest="with_gigatoken", action="store_false")
     parser.add_argument("--driven", action="store_true", help="the offering thread drives the GPU routes")
+    parser.add_argument("--engine", choices=(PROCESS, LOCAL), help="where the GPU is used")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, nargs="*", default=[])
     parser.set_defaults(**asdict(Plan()))

@@ -29,6 +29,8 @@ LOOK_S = 0.002
 """Time between looks at what was answered, once everything was offered."""
 BEHIND_NS = 20_000
 """A target that is driven gets a turn at once when the next document is due so soon: there may be no other moment."""
+OWN_AT_MOST_NS = 10_000
+"""What a generator that drives counts for itself each time it offers something; more is an interruption."""
 N_SAMPLES = 64
 """Documents of a run whose ids are compared with the reference."""
 
@@ -165,7 +167,7 @@ class Driving(Protocol):
     """A target whose caller drives it in the time between two calls."""
 
     def rest(self, seconds: float) -> int:
-        """Let it work until something is done, or for so long; the CPU time in ns, if something was done."""
+        """Let it work until something is done, or for so long; the CPU time in ns of what was only a wait."""
 
 
 def rest_of(target: object) -> Callable[[float], object]:
@@ -180,9 +182,9 @@ class Offered:
     start_ns: int = 0
     """Intended starts count from here."""
     own_cpu_ns: int = 0
-    """CPU time of the generator's thread outside of `submit`."""
+    """CPU time of the generator's thread for itself: choosing what is due, and waiting while nothing is under way."""
     turn_cpu_ns: int = 0
-    """CPU time of the generator's thread for what it drives, `Driving.rest`: work of the service, too."""
+    """All other CPU time of the generator's thread when it drives the target: work of the service, too."""
     submit_cpu_ns: int = 0
     """CPU time of the generator's thread inside of `submit`: that is work of the service."""
     n_groups: int = 0
@@ -200,47 +202,82 @@ class Generator(threading.Thread):
         self.offered = Offered(sent_ns=np.zeros(len(documents), dtype=np.int64))
         self._target, self._due_ns, self._documents = target, due_ns, documents
         self._record, self._cpus = record, cpus
-        self._long = [place for place, document in enumerate(documents) if len(document) > LONG_BYTES]
+        self._long = iter([place for place, document in enumerate(documents) if len(document) > LONG_BYTES])
+        self._next_long = next(self._long, len(documents))
+        self._warmed = -1
 
     def run(self) -> None:
         """See `threading.Thread`."""
         if self._cpus:
             os.sched_setaffinity(0, self._cpus)
         sharpen_sleep()
+        self.offered.start_ns = time.perf_counter_ns() + START_AFTER_NS
+        due = (self._due_ns + self.offered.start_ns).tolist()
+        if isinstance(self._target, Driving):
+            self._drive(due, self._target)
+        else:
+            self._offer(due)
+
+    def _offer(self, due: list[int]) -> None:
+        """To a target with threads of its own: sleep in between."""
         offered, documents, submit, record = self.offered, self._documents, self._target.submit, self._record
         sent_ns = offered.sent_ns
         clock, cpu_clock, sleep = time.perf_counter_ns, time.thread_time_ns, time.sleep
-        offered.start_ns = clock() + START_AFTER_NS
-        due = (self._due_ns + offered.start_ns).tolist()
-        rest = self._target.rest if isinstance(self._target, Driving) else None
-        n, position, warmed, inside_ns, turn_ns, begin_ns = len(due), 0, -1, 0, 0, cpu_clock()
-        later = iter(self._long)
-        long = next(later, n)
+        n, position, inside_ns, begin_ns = len(due), 0, 0, cpu_clock()
         while position < n:
             now_ns = clock()
             if due[position] > now_ns:
-                if position == long and warmed != position:
-                    warmed = position
-                    np.frombuffer(documents[position], dtype=np.uint8).max()
-                    continue
-                if rest is None:
+                if not self._warm(position):
                     sleep((due[position] - now_ns) * 1e-9)
-                else:
-                    turn_ns += rest((due[position] - now_ns) * 1e-9)
                 continue
-            if position == long:
-                end, long = position + 1, next(later, n)
-            else:
-                end = min(bisect_right(due, now_ns, position), long)
-            group = documents[position:end]
+            end = self._end_of(due, position, now_ns)
             sent_ns[position:end] = now_ns
             before_ns = cpu_clock()
-            submit(position, group, record)
+            submit(position, documents[position:end], record)
             inside_ns += cpu_clock() - before_ns
             offered.n_groups += 1
             position = end
-            if rest is not None and position < n and due[position] <= now_ns + BEHIND_NS:
-                turn_ns += rest(0.0)
         offered.submit_cpu_ns = inside_ns
-        offered.turn_cpu_ns = turn_ns
-        offered.own_cpu_ns = cpu_clock() - begin_ns - inside_ns - turn_ns
+        offered.own_cpu_ns = cpu_clock() - begin_ns - inside_ns
+
+    def _drive(self, due: list[int], target: Driving) -> None:
+        """To a target that works in between, on this thread.
+
+        What the generator does itself never waits, so it is timed by the wall clock: looks at the CPU clock are system
+        calls, and would cost as much. Interruptions do not count as its own.
+        """
+        offered, documents, submit, record = self.offered, self._documents, self._target.submit, self._record
+        sent_ns, rest, clock = offered.sent_ns, target.rest, time.perf_counter_ns
+        n, position, own_ns, begin_ns = len(due), 0, 0, time.thread_time_ns()
+        while position < n:
+            now_ns = clock()
+            if due[position] > now_ns:
+                if not self._warm(position):
+                    own_ns += rest((due[position] - now_ns) * 1e-9)
+                continue
+            end = self._end_of(due, position, now_ns)
+            group = documents[position:end]
+            sent_ns[position:end] = now_ns
+            own_ns += min(clock() - now_ns, OWN_AT_MOST_NS)
+            submit(position, group, record)
+            offered.n_groups += 1
+            position = end
+            if position < n and due[position] <= clock() + BEHIND_NS:
+                own_ns += rest(0.0)
+        offered.own_cpu_ns = own_ns
+        offered.turn_cpu_ns = time.thread_time_ns() - begin_ns - own_ns
+
+    def _warm(self, position: int) -> bool:
+        """Read a long document that is due next, once; whether that was done now."""
+        if self._next_long != position or self._warmed == position:
+            return False
+        self._warmed = position
+        np.frombuffer(self._documents[position], dtype=np.uint8).max()
+        return True
+
+    def _end_of(self, due: list[int], position: int, now_ns: int) -> int:
+        """Behind the last document that is due and goes into the same group."""
+        if position == self._next_long:
+            self._next_long = next(self._long, len(due))
+            return position + 1
+        return min(bisect_right(due, now_ns, position), self._next_long)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -72,6 +73,9 @@ class Trial:
     ) -> Row:
         """Offer the documents to a target from a thread on `cpus`. Only latencies where `counts` is true are taken."""
         record = self._record()
+        # The texts of a run are a hundred thousand objects, which nobody wants to see a collection of.
+        gc.collect()
+        gc.freeze()
         generator = Generator(target, self.due_ns, self.documents, record, cpus)
         counted, cpu = target.counters(), cpu_times()
         generator.start()

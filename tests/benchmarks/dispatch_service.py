@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import threading
 import time
 from collections.abc import Sequence
@@ -13,7 +12,8 @@ from dispatcher.costs import KINDS, CostKey
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.errors import NoGpuRoute
 from dispatcher.gpu.engine_process import NAME
-from dispatcher.gpu.options import GpuRouteOptions
+from dispatcher.gpu.local_engine import MakeGpu
+from dispatcher.gpu.options import PROCESS, GpuRouteOptions
 from dispatcher.gpus import Gpus
 from dispatcher.group_call import EncodedGroup
 from dispatcher.meter import ThreadClocks
@@ -44,16 +44,26 @@ class DispatcherService:
         n_workers: int = 0,
         command: Sequence[str] = (),
         driven: bool = False,
+        engine: str = PROCESS,
+        make_gpu: MakeGpu | None = None,
     ) -> None:
-        """`n_gpus` of those that `gpus` names are waited for. `command` replaces the program of the engines.
+        """`n_gpus` of those that `gpus` names are waited for. `command` and `make_gpu` replace what engines are.
 
-        `driven`: the thread that offers the load drives the GPU routes, too.
+        `driven`: the thread that offers the load drives the GPU routes, too. `engine` is `gpu_engine`.
 
         Costs are measured before the constructor returns, except those of engines whose program was replaced.
         """
         clocks = ThreadClocks()
         self.tokenizer = load_tokenizer(tokenizer_json, cache_dir=None)
-        self.gpus = Gpus(GpuRouteOptions(gpus=gpus), clocks, command=command, calibrate=not command, driven=driven)
+        is_real = not command and make_gpu is None
+        self.gpus = Gpus(
+            GpuRouteOptions(gpus=gpus, gpu_engine=engine),
+            clocks,
+            command=command,
+            calibrate=is_real,
+            driven=driven,
+            make_gpu=make_gpu,
+        )
         options = DispatcherOptions(cpu_workers=n_workers)
         self.dispatcher = Dispatcher(options, lambda deliver: None, gpus=self.gpus, clocks=clocks)
         self._stopped = threading.Event()
@@ -63,7 +73,7 @@ class DispatcherService:
         self.gpus.add(self.tokenizer, tokenizer_json)
         if gpus != "none":
             self._await_gpus(n_gpus)
-            if not command:
+            if is_real:
                 self._await_calibration()
 
     def target(self, policy: str) -> DispatcherTarget:
@@ -76,10 +86,13 @@ class DispatcherService:
         if driver is None:
             time.sleep(seconds)
             return False
-        is_ready = bool(select.select([driver], [], [], seconds)[0])
-        if is_ready:
-            driver.turn()
-        return is_ready
+        return driver.rest(seconds)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether what is driven has something under way."""
+        driver = self.gpus.driver
+        return driver is not None and driver.is_busy
 
     def engines(self) -> list[int]:
         """Process ids of the engines, up or not."""
@@ -176,8 +189,11 @@ class DrivenTarget(DispatcherTarget):
 
     def rest(self, seconds: float) -> int:
         """See `Driving.rest`."""
+        if self._service.is_busy:
+            self._service.rest(seconds)
+            return 0
         begin_ns = time.thread_time_ns()
-        return time.thread_time_ns() - begin_ns if self._service.rest(seconds) else 0
+        return 0 if self._service.rest(seconds) else time.thread_time_ns() - begin_ns
 
 
 _COUNTED = ("replays", "replay_ns", "replayed", "stage_ns", "deliver_ns", "engine_ns", "views")

@@ -14,10 +14,11 @@ import random
 from pathlib import Path
 from statistics import median
 
+from dispatcher.gpu.options import LOCAL
 from tests.benchmarks.dispatch_load import Load
 from tests.benchmarks.dispatch_run import Row, Trial, warm_up
 from tests.benchmarks.dispatch_service import DispatcherService
-from tests.benchmarks.still_engine import still_engine_command
+from tests.benchmarks.still_engine import still_engine_command, still_gpu
 from tests.engine_rig import WORDS
 from tests.gpu_core.device_data import Reference
 
@@ -53,7 +54,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--policies", default="gpu")
-    parser.add_argument("--forms", default="threaded,driven")
+    parser.add_argument("--forms", default="threaded,driven,local")
     parser.add_argument("--replay-us", type=float, default=REPLAY_US)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -64,7 +65,13 @@ def main() -> None:
     command = still_engine_command(given.replay_us)
     for _ in range(given.rounds):
         for form in given.forms.split(","):
-            service = DispatcherService(data, gpus="0", n_workers=2, command=command, driven=form == "driven")
+            service = (
+                DispatcherService(
+                    data, gpus="0", n_workers=2, driven=True, engine=LOCAL, make_gpu=still_gpu(given.replay_us)
+                )
+                if form == "local"
+                else DispatcherService(data, gpus="0", n_workers=2, command=command, driven=form == "driven")
+            )
             try:
                 for rate in map(int, given.rates.split(",")):
                     trial = Trial.of(Load(rate, given.seconds, seed=rate), corpus, reference, n_samples=0)

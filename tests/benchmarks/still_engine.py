@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from dispatcher.gpu.engine_process import main
 from gpu_core.execution import ExecutionContext
 from gpu_core.host_device import HostContext, HostDevice, HostGpu
 from gpu_core.ladder import SizeClass
+from gpu_core.options import GpuOptions
 
 BYTES_PER_TOKEN = 4
 
@@ -26,6 +28,11 @@ BYTES_PER_TOKEN = 4
 def still_engine_command(replay_us: float) -> list[str]:
     """The program of an engine whose replays take so long."""
     return [*python_command("tests.benchmarks.still_engine"), str(replay_us)]
+
+
+def still_gpu(replay_us: float) -> Callable[[GpuOptions], HostGpu]:
+    """The same for an engine in this process."""
+    return lambda options: HostGpu(lambda key, tables: StillDevice(lambda _: 0, replay_s=replay_us / 1e6))
 
 
 class StillDevice(HostDevice):
@@ -67,7 +74,4 @@ class StillContext(HostContext):
 
 
 if __name__ == "__main__":
-    replay_s = float(sys.argv[1]) / 1e6
-    os._exit(
-        main(sys.argv[2:], lambda options: HostGpu(lambda key, tables: StillDevice(lambda _: 0, replay_s=replay_s)))
-    )
+    os._exit(main(sys.argv[2:], still_gpu(float(sys.argv[1]))))

@@ -1,0 +1,294 @@
+"""A GPU of this process as an engine: implements `dispatcher.gpu.link.EngineLink` without another process.
+
+    launch ─► context of the slot ├──── nap ────┤ look ┤ nap ┤ look ┤ complete
+                                  ╰ in `wait`, by the one thread that waits; it naps for what is predicted to be left
+
+Whoever holds the route's lock launches. No message and no wake-up lies between a replay and its result, but whoever
+takes the GPU down takes this process along, and what fails once stays failed: see `local_engine`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from dispatcher.gpu.link import Completion, EngineLost, Slot
+from gpu_core.contexts import set_up
+from gpu_core.errors import DeviceFault
+from gpu_core.execution import ExecutionContext, Gpu
+from gpu_core.layout import FLAG_IDS, FLAG_NORMAL_FORM, REASONS
+from gpu_core.options import GpuOptions
+from gpu_core.tables import Tables
+from gpu_core.waiting import FIRST_WAKE_NS, SILENT_NS, SLACK, TIMEOUT_NS, Prediction, sharpen_sleep
+
+MIN_NAP_NS = 12_000
+"""A shorter rest is polled: to fall asleep and wake up takes the CPU half as long."""
+LONG_NAP_NS = 250_000
+"""For a longer one the thread can be woken; a short one simply ends."""
+LOOKS = 16
+"""Looks at a completion word at a time."""
+LATE_NAP_NS = 500_000
+"""Time between looks at a replay that is much too late."""
+CLOSED = "the engine was closed"
+_AT_FIRST, _BY_POLLING, _AFTER_NAP = range(3)
+"""Which look saw that a replay is complete."""
+
+
+class _Place:
+    """A slot, its context, and the replay that is under way there."""
+
+    __slots__ = ("context", "due_ns", "launched_ns", "n_bytes", "n_documents", "patience_ns", "prediction", "slot")
+
+    def __init__(self, slot: Slot, context: ExecutionContext, prediction: Prediction) -> None:
+        self.slot, self.context, self.prediction = slot, context, prediction
+        self.launched_ns = self.n_bytes = self.n_documents = 0
+        self.due_ns = 0
+        """When a look is worth while."""
+        self.patience_ns = 0
+        """When the driver is asked."""
+
+
+class LocalLink:
+    """One GPU of this process, until it fails. `load`, `withdraw`, `unload`, `kill` and `close` from any thread."""
+
+    def __init__(self, gpu: Gpu, options: GpuOptions, on_lost: Callable[[str], object] = lambda reason: None) -> None:
+        """`on_lost` is called once, with the reason, by whichever thread notices."""
+        self.n_captures = 0
+        self.may_oversleep = False
+        """Naps may end late: when documents come often, more of them share the next replay, for less CPU time."""
+        self._gpu, self._options, self._on_lost = gpu, options, on_lost
+        self._slots: dict[str, tuple[Slot, ...]] = {}
+        self._places: dict[int, _Place] = {}
+        self._n_made = 0
+        self._launched: deque[_Place] = deque()
+        """What `wait` has not seen yet."""
+        self._flying: list[_Place] = []
+        self._lost = ""
+        # An interrupt may come from a garbage collection in the middle of a method that holds it.
+        self._guard = threading.RLock()
+        self._attached = {threading.get_ident()}
+        self._sharp: set[int] = set()
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._is_asleep = self._is_interrupted = False
+        self._wake_ns = float(FIRST_WAKE_NS)
+
+    # --- For the route -----------------------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """See `EngineLink`."""
+        return not self._lost
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a replay is under way, as far as the thread that waits can know."""
+        return bool(self._flying or self._launched)
+
+    def slots(self, model_key: str) -> Sequence[Slot]:
+        """See `EngineLink`."""
+        return self._slots.get(model_key, ())
+
+    def launch(self, slot: Slot, n_bytes: int, n_documents: int, count_only: bool, normal_form: bool = False) -> None:
+        """See `EngineLink`."""
+        place = self._places.get(slot.number)
+        if place is None or self._lost:
+            raise EngineLost(self._lost or CLOSED)
+        if threading.get_ident() not in self._attached:
+            self._attach()
+        place.n_bytes, place.n_documents = n_bytes, n_documents
+        place.launched_ns = now_ns = time.perf_counter_ns()
+        flags = (0 if count_only else FLAG_IDS) | (FLAG_NORMAL_FORM if normal_form else 0)
+        try:
+            place.context.launch(n_bytes, n_documents, flags, False)
+        except DeviceFault as error:
+            self._lose(str(error))
+            raise EngineLost(self._lost) from None
+        predicted_ns = int(place.prediction.of(n_bytes))
+        place.due_ns, place.patience_ns = now_ns + predicted_ns, now_ns + predicted_ns + SILENT_NS
+        self._launched.append(place)
+        if self._is_asleep:
+            self._wake()
+
+    def wait(self, timeout_s: float | None) -> list[Completion]:
+        """See `EngineLink`; always by the same thread, or by one after the other."""
+        begin_ns = time.perf_counter_ns()
+        until_ns = begin_ns + (1 << 62 if timeout_s is None else int(timeout_s * 1e9))
+        seen_by, n_looks = _AT_FIRST, 1
+        while True:
+            if self._lost:
+                raise EngineLost(self._lost)
+            while self._launched:
+                self._flying.append(self._launched.popleft())
+            done = self._look(n_looks) if self._flying else []
+            now_ns = time.perf_counter_ns()
+            if done:
+                return self._completions(done, now_ns, seen_by)
+            if now_ns >= until_ns or self._is_interrupted:
+                self._is_interrupted = False
+                return []
+            seen_by, n_looks = (_AFTER_NAP, 1) if self._rest(now_ns, until_ns) else (_BY_POLLING, LOOKS)
+
+    def interrupt(self) -> None:
+        """See `EngineLink`."""
+        self._is_interrupted = True
+        self._wake()
+
+    def watch(self, watch: Callable[[int], object]) -> None:
+        """Call `watch` with a descriptor that becomes readable when somebody interrupts, unless it closed."""
+        with self._guard:
+            if self._wake_fd >= 0:
+                watch(self._wake_fd)
+
+    def _look(self, n_looks: int) -> list[_Place]:
+        return [place for place in self._flying if place.context.poll(n_looks)]
+
+    def _completions(self, done: list[_Place], now_ns: int, seen_by: int) -> list[Completion]:
+        completions: list[Completion] = []
+        for place in done:
+            self._flying.remove(place)
+            context = place.context
+            took_ns = now_ns - place.launched_ns
+            completion = Completion(place.slot, context.n_tokens(), took_ns, 0)
+            if context.any_flagged():
+                try:
+                    reasons = context.reasons(place.n_documents)
+                    completion.needs_cpu = {int(i): REASONS[int(reasons[i])] for i in np.flatnonzero(reasons)}
+                except (DeviceFault, KeyError) as error:
+                    self._lose(str(error))
+                    raise EngineLost(self._lost) from None
+            # Whoever comes late to the first look learns nothing about when it ended.
+            if seen_by != _AT_FIRST or now_ns < place.due_ns:
+                place.prediction.seen(place.n_bytes, took_ns, seen_by == _AFTER_NAP)
+            completions.append(completion)
+        return completions
+
+    def _rest(self, now_ns: int, until_ns: int) -> bool:
+        """Pass some of the time until something is due; whether that was a nap."""
+        left_ns = until_ns - now_ns
+        for place in self._flying:
+            left_ns = min(left_ns, self._due_ns(place, now_ns) - now_ns)
+        if self._flying:
+            left_ns = min(left_ns, until_ns - now_ns)
+        if left_ns < MIN_NAP_NS:
+            return False
+        if left_ns > LONG_NAP_NS:
+            self._sleep(left_ns)
+            return True
+        time.sleep(left_ns * 1e-9)
+        late_ns = max(0, time.perf_counter_ns() - now_ns - left_ns)
+        # One long interruption must not end all napping.
+        self._wake_ns += 0.1 * (min(late_ns, 4 * self._wake_ns) - self._wake_ns)
+        return True
+
+    def _due_ns(self, place: _Place, now_ns: int) -> int:
+        """When a nap for a replay should end. Asks the driver about one that is much too late."""
+        if now_ns <= place.patience_ns:
+            early_ns = 0.0 if self.may_oversleep else self._wake_ns + SLACK * (place.due_ns - place.launched_ns)
+            return place.due_ns - int(early_ns)
+        try:
+            place.context.alive()
+            if now_ns - place.launched_ns > TIMEOUT_NS:
+                raise DeviceFault(f"the device has not finished a replay within {TIMEOUT_NS // 10**9} seconds")
+        except DeviceFault as error:
+            self._lose(str(error))
+        return now_ns + LATE_NAP_NS
+
+    def _sleep(self, left_ns: int) -> None:
+        """Until somebody launches or interrupts, or for so long."""
+        self._sharpen()
+        self._is_asleep = True
+        try:
+            if self._launched or self._is_interrupted or self._wake_fd < 0:
+                return
+            select.select([self._wake_fd], (), (), min(left_ns * 1e-9, 60.0))
+        finally:
+            self._is_asleep = False
+        with self._guard, contextlib.suppress(BlockingIOError):
+            if self._wake_fd >= 0:
+                os.eventfd_read(self._wake_fd)
+
+    def _sharpen(self) -> None:
+        if threading.get_ident() not in self._sharp:
+            self._sharp.add(threading.get_ident())
+            sharpen_sleep()
+
+    def _wake(self) -> None:
+        with self._guard:
+            if self._wake_fd >= 0:
+                os.eventfd_write(self._wake_fd, 1)
+
+    def _attach(self) -> None:
+        self._gpu.attach()
+        self._attached.add(threading.get_ident())
+
+    def _lose(self, reason: str) -> None:
+        is_first, self._lost = not self._lost, self._lost or reason
+        self._slots = {}
+        if is_first:
+            self._on_lost(reason)
+
+    # --- For the engine ----------------------------------------------------------------------------------------------
+
+    @property
+    def lost_reason(self) -> str:
+        """Why the engine is lost; empty while it is not."""
+        return self._lost
+
+    def load(self, key: str, tables: Tables) -> tuple[int, int]:
+        """Set up a tokenizer; how many slots it has, and how many were wanted.
+
+        Takes a second the first time. Raises `DeviceUnavailable`, `DeviceFault`.
+        """
+        device = self._gpu.device(key, tables, self._options)
+        contexts = set_up(self._options, lambda size, number: device.context(size))
+        prediction = Prediction()
+        slots: list[Slot] = []
+        for size in sorted(contexts, key=lambda size: size.capacity):
+            for context in contexts[size]:
+                slot = Slot(
+                    self._n_made,
+                    key,
+                    size,
+                    context.text,
+                    context.document_starts,
+                    context.ids,
+                    context.document_tokens,
+                )
+                self._n_made += 1
+                self._places[slot.number] = _Place(slot, context, prediction)
+                self.n_captures += context.n_graphs
+                slots.append(slot)
+        self._slots = self._slots | {key: tuple(slots)}
+        return len(slots), len(self._options.size_classes_bytes) * self._options.contexts_per_class
+
+    def withdraw(self, key: str) -> None:
+        """Show no slots of a tokenizer any more. Whoever has some from before must be told before `unload`."""
+        self._slots = {other: slots for other, slots in self._slots.items() if other != key}
+
+    def unload(self, key: str) -> None:
+        """Let go of a tokenizer, whose slots nobody launches any more. Replays under way are still completed."""
+        self.withdraw(key)
+        for number, place in list(self._places.items()):
+            if place.slot.model_key == key:
+                del self._places[number]
+                self.n_captures -= place.context.n_graphs
+
+    def kill(self, reason: str) -> None:
+        """Serve no more. The memory stays: a replay that hangs may still write there."""
+        self._lose(reason)
+        self.interrupt()
+
+    def close(self) -> None:
+        """The same, in peace; may be called again."""
+        self.kill(CLOSED)
+        with self._guard:
+            fd, self._wake_fd = self._wake_fd, -1
+            if fd >= 0:
+                os.close(fd)
