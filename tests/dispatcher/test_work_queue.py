@@ -2,125 +2,18 @@
 
 from __future__ import annotations
 
-import queue
 import random
 import threading
-import time
-from collections.abc import Callable, Iterator
 
 import pytest
 
 from dispatcher.admission import Admission
 from dispatcher.backlog import HUGE_BYTES
-from dispatcher.job import Job
 from dispatcher.options import DispatcherOptions
-from dispatcher.work_queue import LONG_BYTES, LONG_NS, ROUND_BYTES, ROUND_JOBS, WAIT_NS, WorkQueue
-from tests.fakes import LIMIT_S, FakeJob, FakeTokenizer
-
-TOKENIZER = FakeTokenizer()
-
-
-class Hand(threading.Thread):
-    """A worker that asks for a round when the test says so."""
-
-    def __init__(self, work: WorkQueue) -> None:
-        super().__init__(daemon=True)
-        self._work = work
-        self._asked: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._rounds: queue.SimpleQueue[list[FakeJob]] = queue.SimpleQueue()
-        self.gate = work.join()
-        self.start()
-
-    def run(self) -> None:
-        """Ask the queue once for each time that the test asks."""
-        while self._asked.get():
-            self._rounds.put(self._work.get(self.gate))  # type: ignore[arg-type]
-
-    def ask(self) -> None:
-        """Ask for a round."""
-        self._asked.put(True)
-
-    def round(self) -> list[FakeJob]:
-        """The round that was asked for."""
-        return self._rounds.get(timeout=LIMIT_S)
-
-    @property
-    def has_round(self) -> bool:
-        """Whether the queue answered."""
-        return not self._rounds.empty()
-
-    @property
-    def parked(self) -> bool:
-        """Whether the worker sleeps in the queue."""
-        return self.gate in self._work._parked
-
-    def stop(self) -> None:
-        """End the thread, which must not sleep in the queue."""
-        self._asked.put(False)
-        self.join(LIMIT_S)
-
-
-class Crew:
-    """A queue with workers that are all parked at first."""
-
-    def __init__(self, n: int) -> None:
-        self.queue = WorkQueue()
-        self._slots = Admission(DispatcherOptions(max_in_flight=1_000_000, max_in_flight_bytes=1 << 50))
-        self.hands = [Hand(self.queue) for _ in range(n)]
-        for hand in self.hands:
-            self.park(hand)
-
-    def park(self, hand: Hand) -> None:
-        """Let a worker ask while nothing waits."""
-        hand.ask()
-        until(lambda: hand.parked)
-
-    def job(self, n_bytes: int = 1) -> FakeJob:
-        """A job with a body of this size."""
-        return FakeJob(TOKENIZER, "x", slot=self._slots.admit(n_bytes))
-
-    def put(self, *jobs: Job[str]) -> None:
-        """Queue jobs one by one."""
-        for job in jobs:
-            self.queue.put([job])
-
-    @property
-    def n_parked(self) -> int:
-        """How many workers sleep."""
-        return sum(hand.parked for hand in self.hands)
-
-    def woken(self) -> Hand:
-        """The one worker that has a round which the test has not looked at."""
-        until(lambda: any(hand.has_round for hand in self.hands))
-        (hand,) = [hand for hand in self.hands if hand.has_round]
-        return hand
-
-    def learn(self, cpu_ns: int) -> None:
-        """Make the queue expect that a short job costs this much."""
-        for _ in range(400):
-            self.queue.finished([self.job()], cpu_ns)
-
-    def stop(self) -> None:
-        """End all threads."""
-        self.queue.close()
-        for hand in self.hands:
-            hand.stop()
-
-
-def until(happened: Callable[[], bool]) -> None:
-    """Wait for something that another thread is about to do."""
-    limit_s = time.monotonic() + LIMIT_S
-    while not happened():
-        assert time.monotonic() < limit_s, "what the test waits for did not happen"
-        threading.Event().wait(0.0005)
-
-
-@pytest.fixture
-def crew() -> Iterator[Crew]:
-    """Four parked workers."""
-    crew = Crew(4)
-    yield crew
-    crew.stop()
+from dispatcher.work_queue import LONG_BYTES, ROUND_BYTES, ROUND_JOBS, WAIT_NS, WorkQueue
+from tests.dispatcher.crew import TOKENIZER, Crew, Hand, until
+from tests.dispatcher.crew import crew as crew
+from tests.fakes import LIMIT_S, FakeJob
 
 
 def test_one_job_wakes_one_worker(crew: Crew) -> None:
@@ -166,123 +59,6 @@ def test_a_backlog_of_costly_jobs_wakes_more(crew: Crew) -> None:
     assert crew.woken() is not busy
 
 
-@pytest.mark.parametrize("n_bytes", [LONG_BYTES + 1, 10 * LONG_BYTES])
-def test_a_short_job_never_waits_for_a_long_one(crew: Crew, n_bytes: int) -> None:
-    """A short job that comes while every awake worker is at a long one wakes another."""
-    for n_left in (3, 2, 1):
-        long = crew.job(n_bytes)
-        crew.put(long)
-        assert crew.woken().round() == [long]
-        assert long.is_long
-        assert crew.n_parked == n_left
-    short = crew.job()
-    crew.put(short)
-    assert crew.woken().round() == [short]
-
-
-def test_huge_jobs_leave_a_worker_for_the_others(crew: Crew) -> None:
-    """However many huge jobs wait, short and long ones that come later have a worker at once; order is kept else."""
-    huge = [crew.job(HUGE_BYTES + 1) for _ in range(6)]
-    crew.put(*huge)
-    until(lambda: sum(hand.has_round for hand in crew.hands) == 3)
-    busy = [hand for hand in crew.hands if hand.has_round]
-    assert {job for hand in busy for job in hand.round()} == set(huge[:3])
-    assert crew.n_parked == 1
-    crew.queue.rescue()
-    crew.queue.rescue()
-    assert crew.n_parked == 1
-    for n_bytes in (1, HUGE_BYTES):
-        job = crew.job(n_bytes)
-        crew.put(job)
-        spare = crew.woken()
-        assert spare.round() == [job]
-        crew.queue.finished([job], 1_000)
-        crew.park(spare)
-    crew.queue.finished([huge[0]], 1_000)
-    late = crew.job()
-    crew.put(late)
-    busy[0].ask()
-    assert busy[0].round() == [huge[3]]
-    assert crew.woken().round() == [late]
-
-
-def test_a_single_worker_takes_huge_jobs() -> None:
-    """With one worker there is none to spare."""
-    alone = Crew(1)
-    job = alone.job(HUGE_BYTES + 1)
-    alone.put(job)
-    assert alone.woken().round() == [job]
-    alone.stop()
-
-
-def test_close_hands_out_huge_jobs_too(crew: Crew) -> None:
-    """After `close` nothing that waits is kept back for the sake of others."""
-    huge = [crew.job(HUGE_BYTES + 1) for _ in range(4)]
-    crew.put(*huge)
-    until(lambda: crew.n_parked == 1)
-    crew.queue.close()
-    taken = [job for hand in crew.hands for job in hand.round()]
-    assert set(taken) == set(huge)
-
-
-def test_a_worker_that_takes_a_long_job_wakes_another_for_the_rest(crew: Crew) -> None:
-    """Short jobs behind a long one do not wait for it while a worker sleeps."""
-    first, long, after = crew.job(), crew.job(LONG_BYTES + 1), crew.job()
-    crew.put(first)
-    hand = crew.woken()
-    assert hand.round() == [first]
-    crew.put(long, after)
-    hand.ask()
-    assert hand.round() == [long]
-    other = crew.woken()
-    assert other is not hand
-    assert other.round() == [after]
-
-
-def test_after_a_long_job_a_worker_counts_again(crew: Crew) -> None:
-    """A worker that finished its long job is awake for short ones: they wake nobody else."""
-    long = crew.job(LONG_BYTES + 1)
-    crew.put(long)
-    hand = crew.woken()
-    assert hand.round() == [long]
-    crew.queue.finished([long], 5_000_000)
-    crew.put(crew.job())
-    assert crew.n_parked == 3
-    hand.ask()
-    assert len(hand.round()) == 1
-
-
-def test_with_a_slow_engine_every_job_is_long(crew: Crew) -> None:
-    """When short bodies cost much, jobs go one by one to as many workers as there are."""
-    crew.learn(50_000_000)
-    jobs = [crew.job() for _ in range(4)]
-    crew.put(*jobs)
-    rounds = [hand.round() for hand in crew.hands]
-    assert sorted(len(taken) for taken in rounds) == [1, 1, 1, 1]
-    assert {job for taken in rounds for job in taken} == set(jobs)
-    assert all(job.is_long for job in jobs)
-
-
-def test_a_job_that_comes_back_is_judged_anew(crew: Crew) -> None:
-    """One that was long is not any more when the engine became fast; nobody is counted twice for it."""
-    crew.learn(LONG_NS * 2)
-    job = crew.job()
-    crew.put(job)
-    crew.queue.finished(crew.woken().round(), LONG_NS * 2)
-    assert job.is_long
-    until(lambda: crew.n_parked < len(crew.hands))
-    hand = next(hand for hand in crew.hands if not hand.parked)
-    crew.park(hand)
-    crew.learn(1)
-    crew.put(job)
-    again = crew.woken()
-    crew.queue.finished(again.round(), 1)
-    assert not job.is_long
-    crew.park(again)
-    crew.put(crew.job())
-    assert len(crew.woken().round()) == 1, "a worker is woken although all sleep"
-
-
 def test_waking_a_worker_is_timed(crew: Crew) -> None:
     """What it takes lately, within bounds."""
     for _ in range(30):
@@ -291,19 +67,6 @@ def test_waking_a_worker_is_timed(crew: Crew) -> None:
         crew.queue.finished(hand.round(), 1)
         crew.park(hand)
     assert 0 < crew.queue.wake_ns < WAIT_NS
-
-
-def test_an_engine_that_became_fast_is_noticed(crew: Crew) -> None:
-    """The expectation follows the costs; after a slow spell short jobs gather again."""
-    crew.learn(50_000_000)
-    crew.learn(5_000)
-    crew.put(crew.job())
-    hand = crew.woken()
-    hand.round()
-    crew.put(crew.job(), crew.job())
-    assert crew.n_parked == 3
-    hand.ask()
-    assert len(hand.round()) == 2
 
 
 @pytest.mark.parametrize(
