@@ -76,12 +76,12 @@ def running_link(folder: Path, *families: str, options: GpuOptions = OPTIONS, **
     link = ProcessLink(options, engine_command(folder, *names, **script))
     try:
         link.start()
-        report: Report | None = link.receive()
+        report: Report | None = link.next_report()
         assert isinstance(report, Hello), report
         for name in names:
             link.load(model(name).key, tables_fd(name))
         for _name in names:
-            report = link.receive()
+            report = link.next_report()
             assert isinstance(report, Loaded | Refused | Fault), report
         yield link
     finally:

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dispatcher.gpu.arena import SlotPlace, arena_bytes, map_arena, slot_places
-from dispatcher.gpu.messages import SLOT_BITS, Load, Loaded, Refused, Unload, receive_order
+from dispatcher.gpu.beats import beating
+from dispatcher.gpu.messages import SLOT_BITS, Load, Loaded, Progress, Refused, Unload, receive_order, send_report
 from dispatcher.gpu.table_builder import read_tables
 from gpu_core.contexts import set_up
 from gpu_core.errors import DeviceFault, DeviceUnavailable
@@ -48,10 +49,13 @@ class EngineSlot:
 class Model:
     """One tokenizer on the device."""
 
-    def __init__(self, gpu: Gpu, order: Load, options: GpuOptions) -> None:
-        """Takes a second the first time. Raises `DeviceUnavailable`, `DeviceFault`; keeps none of the descriptors."""
+    def __init__(self, gpu: Gpu, order: Load, options: GpuOptions, channel: socket.socket) -> None:
+        """Takes a second the first time. Says on the channel that it goes on.
+
+        Raises `DeviceUnavailable`, `DeviceFault`; keeps none of the descriptors.
+        """
         begin = time.perf_counter()
-        self.number, self._gpu = order.model, gpu
+        self.number, self._gpu, self._channel = order.model, gpu, channel
         self.slots: dict[int, EngineSlot] = {}
         tables = read_tables(order.tables_fd)
         places = slot_places(options)
@@ -91,12 +95,16 @@ class Model:
             except OutOfDeviceMemory as error:
                 raise DeviceUnavailable(str(error)) from None
             self._registered.append(piece)
+            send_report(self._channel, Progress())
 
     def _capture(self, key: str, tables: Tables, places: tuple[SlotPlace, ...], options: GpuOptions) -> None:
-        device = self._gpu.device(key, tables, options)
+        with beating(self._channel):
+            # Kernels are compiled, unless a cache has them.
+            device = self._gpu.device(key, tables, options)
         by_class = {(place.size, place.number): i for i, place in enumerate(places)}
 
         def make(size: SizeClass, number: int) -> ExecutionContext:
+            send_report(self._channel, Progress())
             return device.context(size, places[by_class[size, number]].pinned(self._memory))
 
         prediction = Prediction()
@@ -128,11 +136,13 @@ class ModelLoader(threading.Thread):
 
     def _load(self, order: Load) -> Model | Refused:
         try:
-            return Model(self._gpu, order, self._options)
+            return Model(self._gpu, order, self._options, self._channel)
         except DeviceFault:
             raise
         except DeviceUnavailable as error:
             return Refused(order.model, str(error))
+        except (BrokenPipeError, ConnectionResetError):
+            raise
         except Exception as error:  # one tokenizer must not keep the others from the device
             return Refused(order.model, f"{type(error).__name__} while it was loaded")
         finally:

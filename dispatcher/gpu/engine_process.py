@@ -12,14 +12,15 @@ import ctypes
 import gc
 import json
 import os
-import signal
 import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 
+from dispatcher.gpu.beats import beating
+from dispatcher.gpu.child import end_with
 from dispatcher.gpu.engine_models import ModelLoader
-from dispatcher.gpu.messages import Fault, Hello, send_report
+from dispatcher.gpu.messages import Fault, Hello, Progress, send_report
 from dispatcher.gpu.replay_loop import ReplayLoop
 from gpu_core.errors import DeviceUnavailable, SidetokError
 from gpu_core.execution import Gpu
@@ -28,18 +29,21 @@ from gpu_core.options import GpuOptions
 EXIT_FAULT, EXIT_PERMANENT = 3, 4
 NAME = b"sidetok-engine"
 """What `ps` and `top` call the process."""
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_PR_SET_NAME = 15
 
 
 def main(arguments: Sequence[str], make_gpu: Callable[[GpuOptions], Gpu]) -> int:
     """Serve until the frontend is gone; the exit status."""
     launches, control = (socket.socket(fileno=int(number)) for number in arguments[:2])
-    if not _bind_to(int(arguments[2])):
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, NAME, 0, 0, 0)
+    if not end_with(int(arguments[2])):
         return 0
     fields = json.loads(arguments[3])
     options = GpuOptions(**fields | {"size_classes_bytes": tuple(fields["size_classes_bytes"])})
     try:
-        gpu = make_gpu(options)
+        send_report(control, Progress())
+        with beating(control):
+            gpu = make_gpu(options)
         send_report(control, Hello(gpu.n_gpus, *gpu.memory_bytes(), gpu.name))
         # What the imports made lives as long as the process does.
         gc.collect()
@@ -64,15 +68,6 @@ def _fail(control: socket.socket, fault: Fault, status: int) -> int:
     except OSError:
         return status
     return status
-
-
-def _bind_to(parent: int) -> bool:
-    """End when the parent does, however it ends; False when it has ended already."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_NAME, NAME, 0, 0, 0)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    return os.getppid() == parent
 
 
 def _where(error: Exception) -> str:

@@ -1,7 +1,8 @@
 """What the frontend and an engine process say to each other: one packet each, over two SOCK_SEQPACKET pairs.
 
     launches   ─► LAUNCH                      ◄─ COMPLETED, one or several in a packet
-    control    ─► LOAD, UNLOAD                ◄─ HELLO once, LOADED or REFUSED for each LOAD, FAULT before the end
+    control    ─► LOAD, UNLOAD                ◄─ HELLO once, LOADED or REFUSED for each LOAD, FAULT before the end;
+                                                 PROGRESS now and then until HELLO, and from LOAD to its answer
 
 LOAD carries two descriptors: a file with the tables, and the arena of the slots. The end of a stream means that the
 other side is gone.
@@ -33,7 +34,7 @@ MAX_PACKET = 4096
 COMPLETED_PER_PACKET = MAX_PACKET // COMPLETED.size
 SLOT_BITS = 8
 """Number of a slot: `model << SLOT_BITS | place`. A model is numbered by the engine's incarnation, and never again."""
-_LOAD, _UNLOAD, _HELLO_KIND, _LOADED_KIND, _REFUSED, _FAULT_KIND = range(1, 7)
+_LOAD, _UNLOAD, _HELLO_KIND, _LOADED_KIND, _REFUSED, _FAULT_KIND, _PROGRESS = range(1, 8)
 
 
 class BadMessage(InternalError):
@@ -95,8 +96,13 @@ class Fault:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The engine is at work, on its start or on a tokenizer."""
+
+
 Order = Load | Unload
-Report = Hello | Loaded | Refused | Fault
+Report = Hello | Loaded | Refused | Fault | Progress
 
 
 def send_order(channel: socket.socket, order: Order) -> None:
@@ -140,6 +146,8 @@ def read_report(packet: bytes) -> Report:
         return Refused(number, packet[_ORDER.size :].decode(errors="replace"))
     if kind == _FAULT_KIND:
         return Fault(bool(number), packet[_FAULT.size :].decode(errors="replace"))
+    if kind == _PROGRESS:
+        return Progress()
     raise BadMessage(f"a report of kind {kind}")
 
 
@@ -152,6 +160,8 @@ def _packed(report: Report) -> bytes:
         return _LOADED.pack(_LOADED_KIND, report.model, bits, report.free_bytes, report.n_captures, report.took_ms)
     if isinstance(report, Refused):
         return _ORDER.pack(_REFUSED, report.model) + report.reason.encode()
+    if isinstance(report, Progress):
+        return _ORDER.pack(_PROGRESS, 0)
     return _FAULT.pack(_FAULT_KIND, report.permanent) + report.reason.encode()
 
 

@@ -35,6 +35,7 @@ from dispatcher.gpu.messages import (
     Hello,
     Load,
     Loaded,
+    Progress,
     Refused,
     Report,
     Unload,
@@ -232,7 +233,7 @@ class ProcessLink:
 
     def start(self) -> None:
         """Start the process. Raises `OSError`. Belongs to a thread that lives as long as the engine should."""
-        self._started_s = time.monotonic()
+        self._started_s = self._heard_s = time.monotonic()
         fields = json.dumps(asdict(self._options))
         fds = self._engine_launches.fileno(), self._engine_control.fileno()
         self._process = subprocess.Popen(
@@ -294,6 +295,12 @@ class ProcessLink:
         self._heard_s = time.monotonic()
         return report
 
+    def next_report(self) -> Report | None:
+        """Wait for the next report that says more than that the engine is at work. See `receive`."""
+        while isinstance(report := self.receive(), Progress):
+            pass
+        return report
+
     @property
     def lost_reason(self) -> str:
         """Why the engine is lost; empty while it is not."""
@@ -309,9 +316,11 @@ class ProcessLink:
         launched = [shared.launched_ns for shared in list(self._shared.values()) if shared.launched_ns]
         return (time.monotonic_ns() - min(launched)) / 1e9 if launched else 0.0
 
-    def longest_load_s(self) -> float:
-        """For how long the engine has been about to load a tokenizer, one after the other; 0 = it is not."""
+    def silence_s(self) -> float:
+        """For how long the engine has said nothing while it starts or loads tokenizers; 0 = it does neither."""
         sent = [model.sent_s for model in self._models.values() if not model.slots]
+        if self.facts is None:
+            return time.monotonic() - self._heard_s if self._heard_s else 0.0
         return time.monotonic() - max(min(sent), self._heard_s) if sent else 0.0
 
     def cpu_ns(self) -> int:
@@ -379,7 +388,7 @@ class ProcessLink:
             model = self._models.pop(report.model, None)
             if model is not None:
                 self.refused[model.key] = report.reason
-        elif report.model in self._models:
+        elif isinstance(report, Loaded) and report.model in self._models:
             self._add_slots(report)
 
     def _add_slots(self, report: Loaded) -> None:

@@ -36,6 +36,9 @@ log = logging.getLogger("sidetok.gpu")
 
 START_LIMIT_S = 120.0
 """An engine that takes longer until its device is up is killed."""
+SILENT_S = 20.0
+"""An engine that starts or loads a tokenizer and says nothing for so long hangs. Twice as long after each time that
+this was the end of it: perhaps the host is slow."""
 NO_DRIVER = "no NVIDIA driver on this host"
 _DRIVER = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/dxg"))
 
@@ -91,7 +94,7 @@ class Supervisor:
         self._orders: deque[tuple[str, int]] = deque()
         """(key, descriptor of its tables) to add, (key, -1) to remove."""
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._builders = TableBuilders(cache_dir, self._built)
+        self._builders = TableBuilders(cache_dir, self._built, self._build_failed)
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="sidetok-gpus", daemon=True)
         self.reason = no_engines(options)
@@ -153,7 +156,15 @@ class Supervisor:
             self._wanted.discard(key)
             log.info("tokenizer %.12s is not served by GPUs: %s", key, reason)
         else:
+            self._unserved.pop(key, None)
             self._order(key, fd)
+
+    def _build_failed(self, key: str, reason: str, pause_s: float) -> bool:
+        if key not in self._wanted:
+            return False
+        self._unserved[key] = reason
+        log.warning("tables of tokenizer %.12s are built again in %.1f s: %s", key, pause_s, reason)
+        return True
 
     def _order(self, key: str, fd: int) -> None:
         self._orders.append((key, fd))
@@ -205,7 +216,7 @@ class Supervisor:
             if engine.state == "down" and engine.next_start_s is not None:
                 pauses.append(engine.next_start_s - now)
             elif engine.state == "starting":
-                pauses.append(engine.since_s + START_LIMIT_S - now)
+                pauses.append(engine.silent_s / 8)
             elif engine.state == "ready":
                 pauses.append(self._options.gpu_watchdog_s / 4)
         return max(0.001, min(pauses))
@@ -216,12 +227,15 @@ class Supervisor:
             self._start_engine(engine)
         elif engine.state == "starting" and now > engine.since_s + START_LIMIT_S:
             self._lose(engine, f"the device was not up within {START_LIMIT_S:.0f} seconds")
+        elif engine.link is not None and engine.link.silence_s() > engine.silent_s:
+            what = "its start" if engine.state == "starting" else "the load of a tokenizer"
+            reason = f"{what} made no progress for {engine.silent_s:g} seconds"
+            engine.silent_s = min(2 * engine.silent_s, START_LIMIT_S)
+            self._lose(engine, reason)
         elif engine.state == "ready" and engine.link is not None:
             limit_s = self._options.gpu_watchdog_s
             if engine.link.longest_replay_s() > limit_s:
                 self._lose(engine, f"a replay was not finished within {limit_s:g} seconds")
-            elif engine.link.longest_load_s() > START_LIMIT_S:
-                self._lose(engine, f"a tokenizer was not loaded within {START_LIMIT_S:.0f} seconds")
 
     def _start_engine(self, engine: _Engine) -> None:
         engine.starting()
@@ -350,6 +364,7 @@ class _Engine:
         self.state = "down"
         self.next_start_s: float | None = 0.0
         self.since_s = 0.0
+        self.silent_s = SILENT_S
         self.permanent = self.was_ready = False
         self._restarts, self._reason = restarts, ""
         self._n_starts = self._past_cpu_ns = 0

@@ -46,7 +46,7 @@ class Engine:
     def __init__(self, options: GpuRouteOptions) -> None:
         self.link = ProcessLink(options.encoder_options(0))
         self.link.start()
-        report = self.link.receive()
+        report = self.link.next_report()
         print(f"engine: {report}", flush=True)
         if self.link.facts is None:
             raise SystemExit(f"no engine: {self.link.lost_reason}")
@@ -56,7 +56,7 @@ class Engine:
         begin = time.perf_counter()
         self.link.load(key, fd)
         sent = time.perf_counter()
-        report = self.link.receive()
+        report = self.link.next_report()
         if not isinstance(report, Loaded):
             raise SystemExit(f"not loaded: {report}")
         total_ms, sent_ms = 1000 * (time.perf_counter() - begin), 1000 * (sent - begin)

@@ -5,9 +5,11 @@ The reference encodes; what goes wrong is scripted.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,6 +46,10 @@ class HostEngine:
     """Why there is no GPU."""
     crash_while: str = ""
     """The process dies at its start while this file exists."""
+    hang_while: str = ""
+    """While this file exists, the process hangs where the file says: `start` or `load`."""
+    slow_s: float = 0.0
+    """How long a tokenizer takes to be set up."""
     n_gpus: int = 1
     quick_check: bool = False
     """Documents that NFC may change need the CPU, and what is said to be in normal form is not normalized."""
@@ -56,13 +62,21 @@ class HostEngine:
         """The GPU of the process."""
         if self.crash_while and Path(self.crash_while).exists():
             os._exit(9)
+        self._hang("start")
         if self.unavailable:
             raise DeviceUnavailable(self.unavailable)
         gpu = HostGpu(self._device)
         gpu.n_gpus = self.n_gpus
         return gpu
 
+    def _hang(self, where: str) -> None:
+        """Forever, holding the interpreter's lock as a hung driver call may, if the file says so."""
+        if self.hang_while and Path(self.hang_while).exists() and Path(self.hang_while).read_text() == where:
+            ctypes.PyDLL(None).pause()
+
     def _device(self, key: str, tables: Tables) -> HostDevice:
+        self._hang("load")
+        time.sleep(self.slow_s)
         text = Path(self.files[key]).read_text()
         encode = reference_pairs(text)
         return HungDevice(

@@ -36,7 +36,7 @@ from dispatcher.gpu.process_link import ProcessLink
 from gpu_core.options import GpuOptions
 link = ProcessLink(GpuOptions(size_classes_bytes=(4096,)), json.loads(sys.argv[1]))
 link.start()
-link.receive()
+link.next_report()
 print(link.pid, flush=True)
 sys.stdin.read()
 """
@@ -50,9 +50,9 @@ def test_the_program_over_the_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path:
     link = ProcessLink(GpuOptions(size_classes_bytes=(4096, 16384)))
     try:
         link.start()
-        assert link.receive() == Hello(1, 1 << 30, 1 << 30, "stand-in")
+        assert link.next_report() == Hello(1, 1 << 30, 1 << 30, "stand-in")
         link.load(model("split_bpe").key, tables_fd("split_bpe"))
-        loaded = link.receive()
+        loaded = link.next_report()
         assert isinstance(loaded, Loaded)
         assert loaded.places == frozenset(range(4))
         assert link.facts is not None
@@ -75,7 +75,7 @@ def test_without_cupy_or_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.syspath_prepend(str(tmp_path))
     link = ProcessLink(OPTIONS)
     link.start()
-    report = link.receive()
+    report = link.next_report()
     assert isinstance(report, Fault)
     assert report.permanent
     assert "CuPy is not installed" in report.reason

@@ -16,6 +16,7 @@ from dispatcher.gpu.messages import (
     Hello,
     Load,
     Loaded,
+    Progress,
     Refused,
     Report,
     Unload,
@@ -46,6 +47,7 @@ def pair() -> Iterator[Pair]:
         Refused(7, "no memory, sadly \u2013"),
         Fault(True, "no GPU"),
         Fault(False, ""),
+        Progress(),
     ],
     ids=lambda report: type(report).__name__,
 )

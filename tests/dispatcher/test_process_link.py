@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from dispatcher.gpu.link import EngineLost
-from dispatcher.gpu.messages import Fault, Refused
+from dispatcher.gpu.messages import Fault, Loaded, Refused
 from dispatcher.gpu.process_link import ProcessLink
+from tests.dispatcher.host_engine import HostEngine
 from tests.engine_rig import (
     OPTIONS,
     completions,
@@ -190,7 +191,7 @@ def test_a_fault_of_the_device_ends_the_process(tmp_path: Path) -> None:
         launch(link, slot, [b"one"])
         with pytest.raises(EngineLost):
             link.wait(10)
-        assert link.receive() == Fault(False, "the device is dead")
+        assert link.next_report() == Fault(False, "the device is dead")
         assert link.close() == 3
 
 
@@ -198,8 +199,8 @@ def test_no_gpu_is_a_permanent_fault(tmp_path: Path) -> None:
     """An engine without a GPU says why, and that another start would not help."""
     link = ProcessLink(OPTIONS, engine_command(tmp_path, unavailable="CuPy is not installed"))
     link.start()
-    assert link.receive() == Fault(True, "CuPy is not installed")
-    assert link.receive() is None
+    assert link.next_report() == Fault(True, "CuPy is not installed")
+    assert link.next_report() is None
     assert link.close() == 4
 
 
@@ -229,7 +230,7 @@ def test_tokenizers_come_and_go(tmp_path: Path) -> None:
             del late
             assert link.slots(leaving.key) == ()
             link.load(leaving.key, tables_fd("split_bpe"))
-            receiver = threading.Thread(target=link.receive)
+            receiver = threading.Thread(target=link.next_report)
             receiver.start()
             while receiver.is_alive():
                 batch = mixed_batch(rng, slot)
@@ -248,7 +249,7 @@ def test_nonsense_is_a_fault(tmp_path: Path) -> None:
             put(slot, [b"one"])
             for _ in range(times):
                 link.launch(slot, n_bytes, 1, False)
-            report = link.receive()
+            report = link.next_report()
             assert isinstance(report, Fault)
             assert report.reason.startswith("a launch of slot 0")
 
@@ -260,7 +261,7 @@ def test_tables_that_cannot_be_read(tmp_path: Path) -> None:
         broken.write_bytes(b"no tables")
         with broken.open("rb") as file:
             link.load("broken", file.fileno())
-        report = link.receive()
+        report = link.next_report()
         assert isinstance(report, Refused)
         assert link.refused["broken"] == report.reason
         assert "while it was loaded" in report.reason
@@ -281,11 +282,11 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
         before = open_files(), threading.active_count()
         link = ProcessLink(OPTIONS, engine_command(tmp_path, **script))
         link.start()
-        link.receive()
+        link.next_report()
         pid = link.pid
         if "unavailable" not in script:
             link.load(model().key, tables_fd("byte_bpe"))
-            link.receive()
+            link.next_report()
             launch(link, link.slots(model().key)[0], [b"one"])
         assert link.close() is not None
         assert not is_alive(pid)
@@ -312,3 +313,28 @@ def test_closing_while_somebody_waits(tmp_path: Path) -> None:
         waiting.join()
         assert reasons == ["the engine was closed"]
         assert link.control.fileno() == -1
+
+
+def test_many_tokenizers_on_one_engine(tmp_path: Path) -> None:
+    """A dozen are loaded at once, answer side by side, and those that stay do so while others go."""
+    keys = [f"{number:02}" for number in range(12)]
+    which = model()
+    (tmp_path / "byte_bpe.json").write_bytes(which.data)
+    files = dict.fromkeys(keys, str(tmp_path / "byte_bpe.json"))
+    link = ProcessLink(OPTIONS, HostEngine(files).command())
+    try:
+        link.start()
+        link.next_report()
+        for key in keys:
+            link.load(key, tables_fd("byte_bpe"))
+        until(lambda: isinstance(link.next_report(), Loaded) and len(link._slots) == len(keys))
+        for left in (keys, keys[::3]):
+            for key in set(link._slots) - set(left):
+                link.unload(key)
+            batches = {link.slots(key)[0].number: [f"text of {key}".encode(), b"one two"] for key in left}
+            for key in left:
+                launch(link, link.slots(key)[0], batches[link.slots(key)[0].number])
+            done = completions(link, len(left))
+            assert [wrong_documents(done[n], batches[n], which) for n in batches] == [[]] * len(left)
+    finally:
+        assert link.close() == 0

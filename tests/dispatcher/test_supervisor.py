@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from dispatcher.gpu import supervisor as supervisor_module
+from dispatcher.gpu import table_builder
 from dispatcher.gpu.link import EngineLost
 from dispatcher.gpu.options import GpuRouteOptions
 from dispatcher.gpu.process_link import ProcessLink
@@ -340,3 +341,43 @@ def test_whoever_is_told_fails(watch: Any) -> None:
     os.kill(watched.supervisor._engines[0].link.pid, signal.SIGKILL)
     assert answers(watched.next_link("byte_bpe"), "byte_bpe")
     assert watched.status().n_restarts == 2
+
+
+@pytest.mark.parametrize("where", ["start", "load"])
+def test_an_engine_that_hangs_is_replaced(
+    watch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """At its start or while it loads a tokenizer: it says nothing, which is soon noticed, and the next one works."""
+    monkeypatch.setattr(supervisor_module, "SILENT_S", 1.0)
+    (tmp_path / "hangs").write_text(where)
+    watched = watch("byte_bpe", hang_while=str(tmp_path / "hangs"))
+    until(lambda: "made no progress" in watched.status().reason)
+    (tmp_path / "hangs").unlink()
+    assert ("the load of a tokenizer" in watched.status().reason) == (where == "load")
+    engine = watched.supervisor._engines[0]
+    until(lambda: engine.link is not None and bool(engine.link.slots(model().key)))
+    assert answers(engine.link, "byte_bpe")
+
+
+def test_an_engine_that_is_stopped_while_it_loads(watch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is replaced; one that takes long but says so is not."""
+    monkeypatch.setattr(supervisor_module, "SILENT_S", 1.5)
+    watched = watch(slow_s=3.0)
+    _gpu, link = watched.ready.get(timeout=LIMIT_S)
+    watched.supervisor.add(model().key, model().data)
+    until(lambda: bool(link._models))
+    os.kill(link.pid, signal.SIGSTOP)
+    assert "made no progress" in watched.lost.get(timeout=LIMIT_S)[2]
+    assert answers(watched.next_link("byte_bpe"), "byte_bpe")
+    assert watched.lost.empty()
+
+
+def test_tables_whose_builder_was_killed(watch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are built again, and meanwhile it is known why the tokenizer is not served."""
+    monkeypatch.setattr(table_builder, "MODULE", "no.such.module")
+    monkeypatch.setattr(table_builder, "FIRST_PAUSE_S", 0.05)
+    watched = watch("byte_bpe")
+    until(lambda: "status 1" in watched.supervisor.unserved(model().key))
+    monkeypatch.setattr(table_builder, "MODULE", "dispatcher.gpu.table_builder")
+    assert answers(watched.next_link("byte_bpe"), "byte_bpe")
+    assert watched.supervisor.unserved(model().key) == ""

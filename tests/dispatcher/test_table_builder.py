@@ -3,12 +3,14 @@
 import os
 import queue
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dispatcher.gpu import table_builder
+from dispatcher.gpu.restarts import Restarts
 from dispatcher.gpu.table_builder import TableBuilders, read_tables
 from gpu_core.spec import read_spec
 from gpu_core.tables import build_tables
@@ -61,14 +63,33 @@ def test_reasons_against_a_tokenizer(builders: TableBuilders, built: Built, data
 
 
 def test_a_process_that_fails(builders: TableBuilders, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that dies or takes too long is a reason, not a hang."""
+    """A process that dies or takes too long is tried again, ever later, while somebody wants the tokenizer."""
+    failures: queue.SimpleQueue[tuple[str, str, float]] = queue.SimpleQueue()
+
+    def on_failed(key: str, reason: str, pause_s: float) -> bool:
+        failures.put((key, reason, pause_s))
+        return key == "dies"
+
+    delays = partial(Restarts, 0.01, 1.0, lambda: 0.0)
+    failing = TableBuilders(None, lambda *said: built.put(said), on_failed, delays)
     monkeypatch.setattr(table_builder, "MODULE", "no.such.module")
-    builders.submit("dies", b"{}")
-    assert "status 1" in built.get(timeout=LIMIT_S)[2]
+    failing.submit("dies", tokenizer_json("byte_bpe"))
+    for pause_s in (0.01, 0.02):
+        key, reason, after_s = failures.get(timeout=LIMIT_S)
+        assert (key, after_s) == ("dies", pause_s)
+        assert "status 1" in reason
     monkeypatch.undo()
+    key, fd, reason = built.get(timeout=LIMIT_S)
+    assert (key, reason) == ("dies", "")
+    os.close(fd)
     monkeypatch.setattr(table_builder, "LIMIT_S", 0.0)
-    builders.submit("is slow", tokenizer_json("byte_bpe"))
-    assert "seconds" in built.get(timeout=LIMIT_S)[2]
+    failing.submit("is slow", tokenizer_json("byte_bpe"))
+    while (failure := failures.get(timeout=LIMIT_S))[0] != "is slow":
+        pass
+    assert "seconds" in failure[1]
+    failing.close()
+    assert built.empty()
+    assert not failing._timers
 
 
 def test_closing_ends_what_is_under_way(builders: TableBuilders, built: Built) -> None:
