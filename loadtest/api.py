@@ -85,16 +85,21 @@ class NativeOctets:
         return np.split(ids, np.cumsum(counts)[:-1])
 
 
-class NativeMsgpack:
-    """`/v1/encode` in msgpack: text as bin, ids as packed bin."""
+class _NativeFields:
+    """`/v1/encode` with text and model as fields of one value."""
 
-    content_type = "application/msgpack"
     ids_are_of_text = True
     wants_messages = False
 
     def __init__(self, model: str) -> None:
         self.path = self.batch_path = "/v1/encode"
         self._fields = {"model": model} if model else {}
+
+
+class NativeMsgpack(_NativeFields):
+    """`/v1/encode` in msgpack: text as bin, ids as packed bin."""
+
+    content_type = "application/msgpack"
 
     def body(self, kind: int, documents: Sequence[memoryview]) -> list[Buffer]:
         """One map."""
@@ -107,21 +112,13 @@ class NativeMsgpack:
             ids = msgpack.unpackb(b"".join(answer.body))["ids"]
         except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
             raise UnreadableAnswer(f"no ids in an answer of msgpack ({type(error).__name__})") from error
-        if kind == BATCH and not isinstance(ids, list):
-            raise UnreadableAnswer("no list of ids for each document")
-        return [_packed(part) for part in (ids if kind == BATCH else [ids])]
+        return [_packed(part) for part in _of_each(kind, ids)]
 
 
-class NativeJson:
+class NativeJson(_NativeFields):
     """`/v1/encode` in JSON."""
 
     content_type = "application/json"
-    ids_are_of_text = True
-    wants_messages = False
-
-    def __init__(self, model: str) -> None:
-        self.path = self.batch_path = "/v1/encode"
-        self._fields = {"model": model} if model else {}
 
     def body(self, kind: int, documents: Sequence[memoryview]) -> list[Buffer]:
         """One object."""
@@ -131,12 +128,7 @@ class NativeJson:
 
     def ids(self, kind: int, answer: Answer) -> list[Ids]:
         """One list, or a list of them."""
-        ids = _field(answer, "ids")
-        if kind != BATCH:
-            return [_listed(ids)]
-        if not isinstance(ids, list):
-            raise UnreadableAnswer("no list of ids for each document")
-        return [_listed(part) for part in ids]
+        return [_listed(part) for part in _of_each(kind, _field(answer, "ids"))]
 
 
 class VllmTokenize:
@@ -219,6 +211,15 @@ def _listed(ids: object) -> Ids:
         return np.array(ids, dtype=np.uint32).reshape(-1)
     except (ValueError, TypeError, OverflowError) as error:
         raise UnreadableAnswer(f"ids that are no list of numbers ({type(error).__name__})") from error
+
+
+def _of_each(kind: int, ids: object) -> list[Any]:
+    """The ids of each document of an answer."""
+    if kind != BATCH:
+        return [ids]
+    if not isinstance(ids, list):
+        raise UnreadableAnswer("no list of ids for each document")
+    return ids
 
 
 def _packed(data: object) -> Ids:
