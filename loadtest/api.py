@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import quote
 
 import msgpack
