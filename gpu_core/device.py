@@ -30,10 +30,13 @@ from gpu_core.cuda import (
     upload,
 )
 from gpu_core.decode_context import DecodeMemory
+from gpu_core.decode_device import CudaDecodeMemory
 from gpu_core.decode_layout import DECODE_KERNEL, DecodeArena
 from gpu_core.decode_tables import DecodeTables
 from gpu_core.errors import DeviceFault, DeviceUnavailable
 from gpu_core.execution import ExecutionContext, OutOfDeviceMemory, reasons_of
+from gpu_core.join_device import CudaJoin, Sides
+from gpu_core.join_layout import JOIN_KERNEL, starts_at
 from gpu_core.ladder import SizeClass
 from gpu_core.layout import (
     BATCH,
@@ -41,6 +44,8 @@ from gpu_core.layout import (
     COMPLETION,
     EPOCH_SHIFT,
     FETCHED,
+    FLAG_IDS,
+    FLAG_TOKEN_STARTS,
     HEADER,
     KERNELS,
     MAX_FETCHERS,
@@ -113,6 +118,7 @@ class CudaDevice:
         self.tables = tables.struct({name: memory.ptr for name, memory in self._memory.items()})
         self.tile = tables.tile
         self.kernels, self._modules = compile_kernels(tables.defines, ("encode",))
+        self._joining: tuple[int, Any] | None = None
 
     @property
     def description(self) -> dict[str, str]:
@@ -128,6 +134,13 @@ class CudaDevice:
             if getattr(error, "status", _OUT_OF_MEMORY) == _OUT_OF_MEMORY:
                 raise OutOfDeviceMemory from None
             raise DeviceFault(str(error)) from None
+
+    def joining(self) -> int:
+        """The kernel that joins pieces, compiled when it is first asked for."""
+        if self._joining is None:
+            kernels, modules = compile_kernels({}, (JOIN_KERNEL.name,))
+            self._joining = kernels[JOIN_KERNEL.name], modules
+        return self._joining[0]
 
     def decode_memories(self, tables: DecodeTables, arena: DecodeArena, n_contexts: int) -> list[DecodeMemory]:
         """See `DecodeDevice.decode_memories`."""
@@ -178,6 +191,8 @@ class CudaContext:
         self._graphs = {} if device.options.eager else {way: self._capture(way) for way in self._launches}
         self._executables = {way: graph.graphExec for way, graph in self._graphs.items()}
         self.n_graphs = len(self._graphs)
+        self._join: CudaJoin | None = None
+        self._launches_of_pieces: list[Launch] = []
         for way in ways:
             # Once on an empty batch, so that nothing is left to load; those that fetch take turns by themselves.
             self.launch_as(way[0], 0, 0, 0)
@@ -206,6 +221,53 @@ class CudaContext:
                 self._event.record(self.stream)
         except (runtime.CUDARuntimeError, driver.CUDADriverError) as error:
             raise DeviceFault(str(error)) from None
+
+    def piece_places(self) -> NDArray[np.uint32]:
+        """See `ExecutionContext.piece_places`."""
+        return self._joiner().places
+
+    def launch_pieces(self, n_bytes: int, n_pieces: int, flags: int) -> None:
+        """See `ExecutionContext.launch_pieces`. Not captured: the launches are as large as what they work on."""
+        join = self._joiner()
+        self._epoch += 1
+        self._pack_header(self._header, 0, self._epoch, n_bytes, n_pieces, FLAG_IDS | FLAG_TOKEN_STARTS, 0)
+        self._n_fetched += 1
+        try:
+            self._run(self._launches_of_pieces[self._n_fetched & 1])
+            join.launch(self._epoch, n_bytes, n_pieces, flags)
+            if self._event is not None:
+                self._event.record(self.stream)
+        except (runtime.CUDARuntimeError, driver.CUDADriverError) as error:
+            raise DeviceFault(str(error)) from None
+
+    def reports(self, n_pieces: int) -> NDArray[np.uint32]:
+        """See `ExecutionContext.reports`."""
+        # As for reasons.
+        self.stream.synchronize()
+        return self._joiner().reports(n_pieces)
+
+    def _joiner(self) -> CudaJoin:
+        """Memory for joining; token starts of pieces lie in the second half of the ids on the device."""
+        if self._join is not None:
+            return self._join
+        names = ("ids", "document_tokens", "document_starts", "document_flags")
+        encoded = {name: self._address("device", name) for name in names}
+        encoded["token_starts"] = encoded["ids"] + 4 * starts_at(self.size.capacity)
+        pinned = {"ids": "joined_ids", "token_starts": "joined_starts", "document_tokens": "piece_tokens"}
+        results = {field: self._address("pinned", name) for name, field in pinned.items()}
+        results["completion"] = self._address("pinned", "completion")
+        try:
+            join = CudaJoin(self._device.joining(), self.size.capacity, Sides(encoded, results), self._stream)
+        except (cupy.cuda.memory.OutOfMemoryError, runtime.CUDARuntimeError) as error:
+            if getattr(error, "status", _OUT_OF_MEMORY) == _OUT_OF_MEMORY:
+                raise OutOfDeviceMemory from None
+            raise DeviceFault(str(error)) from None
+        for turn in (0, 1):
+            batch = self._batch(FAR_RESIDENT, turn)
+            batch["token_starts"], batch["completion"] = encoded["token_starts"], join.replay_completion
+            self._launches_of_pieces.append(self._encode(batch))
+        self._join = join
+        return join
 
     def time_kernels(self, n_bytes: int, n_documents: int, flags: int) -> float:
         """Microseconds of `encode` on the device, with text and results there."""
@@ -322,55 +384,3 @@ class CudaContext:
     def _pinned_words(self, name: str) -> NDArray[np.uint32]:
         length = self._arena.lengths[name]
         return self._pinned_bytes(name, 4 * length).view(np.uint32) if length else np.zeros(0, np.uint32)
-
-
-class CudaDecodeMemory:
-    """See `DecodeMemory`: launches without a graph, because a launch says how large it is."""
-
-    def __init__(self, kernel: int, tables: NDArray[Any], arena: DecodeArena, kept: object) -> None:
-        """`kept` is what the kernel and the tables need to stay."""
-        self._kernel, self._tables, self._kept = kernel, tables, kept
-        self._stream = cupy.cuda.Stream(non_blocking=True)
-        self._device_memory = cupy.cuda.Memory(arena.device.n_bytes)
-        self._pinned_memory = cupy.cuda.PinnedMemory(arena.pinned.n_bytes)
-        self._host = int(self._pinned_memory.ptr)
-        self.pinned_address, self.device_address = device_address(self._host), int(self._device_memory.ptr)
-        runtime.memsetAsync(self.device_address, 0, arena.device.n_bytes, self._stream.ptr)
-        ctypes.memset(self._host, 0, arena.pinned.n_bytes)
-        self.pinned = host_bytes(self._host, arena.pinned.n_bytes, self._pinned_memory)
-        self._launches: dict[tuple[int, int], Launch] = {}
-        self.synchronize()
-
-    def launch(self, n_blocks: int, batch: NDArray[Any], job: NDArray[Any]) -> None:
-        """See `DecodeMemory.launch`."""
-        # A context launches with the same few structs again and again.
-        known = self._launches.get((id(batch), id(job)))
-        if known is None:
-            known = launch_of(self._kernel, 1, DECODE_KERNEL.threads, self._tables, batch, job)
-            self._launches[id(batch), id(job)] = known
-        kernel, _blocks, threads, parameters, _structs = known
-        try:
-            driver.launchKernel(
-                kernel, n_blocks, 1, 1, threads, 1, 1, 0, self._stream.ptr, ctypes.addressof(parameters), 0
-            )
-        except driver.CUDADriverError as error:
-            raise DeviceFault(str(error)) from None
-
-    def copy_in(self, pinned_offset: int, device_offset: int, n_bytes: int) -> None:
-        """See `DecodeMemory.copy_in`."""
-        target, source = self.device_address + device_offset, self._host + pinned_offset
-        try:
-            runtime.memcpyAsync(target, source, n_bytes, runtime.memcpyHostToDevice, self._stream.ptr)
-        except runtime.CUDARuntimeError as error:
-            raise DeviceFault(str(error)) from None
-
-    def alive(self) -> None:
-        """See `DecodeMemory.alive`."""
-        stream_status(self._stream.ptr)
-
-    def synchronize(self) -> None:
-        """See `DecodeMemory.synchronize`."""
-        try:
-            self._stream.synchronize()
-        except runtime.CUDARuntimeError as error:
-            raise DeviceFault(str(error)) from None

@@ -14,30 +14,31 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from gpu_core.bridge_cut import cuts_of
 from gpu_core.contexts import set_up
-from gpu_core.encoding import Encoding, Lease, PartResult, ResidentEncoding, Times
+from gpu_core.encoding import Encoding, Lease, PackedEncoding, PartResult, ResidentEncoding, Times
 from gpu_core.errors import NoFreeContext
-from gpu_core.execution import Device, ExecutionContext
+from gpu_core.execution import Device, ExecutionContext, OutOfDeviceMemory
+from gpu_core.filling import fill, packed_starts
+from gpu_core.join_layout import fits
 from gpu_core.ladder import Ladder, Part, Plan
 from gpu_core.layout import FLAG_IDS, FLAG_NORMAL_FORM, FLAG_TOKEN_STARTS, REASON_NOT_NORMAL, REASON_TOO_LONG, REASONS
 from gpu_core.literals import device_literals
-from gpu_core.long_runs import LongRuns, NoSeam, long_runs_of
+from gpu_core.long_runs import LongRuns, Pieces, long_runs_of
 from gpu_core.normal_form import Normalize, Rewriter
 from gpu_core.options import GpuOptions
+from gpu_core.piecewise import PieceBatch, has_long_run, join_on_host
 from gpu_core.safe_cut import Cuts, SafeCuts
 from gpu_core.spec import TokenizerSpec, read_spec
 from gpu_core.tables import load_tables
 from gpu_core.waiting import AdaptiveWait, SpinWait, Waited, sharpen_sleep
 
 NO_CUT = "a document longer than the largest size class without a place to cut it"
-JOINED_BYTES = 2048
-"""Documents of a shorter average are joined before they are copied: one copy costs less than many."""
 
 
 def load(data: bytes, options: GpuOptions | None = None, normalize: Normalize | None = None) -> Encoder:
@@ -71,6 +72,8 @@ class _Replay:
     n_documents: int
     flags: int
     resident: bool = False
+    pieces: bool = False
+    """Over pieces, in the place of documents."""
     launched_ns: int = 0
 
 
@@ -98,6 +101,8 @@ class Encoder:
         self.cuts = cuts or SafeCuts(spec.pattern_family, device_literals(spec), bool(spec.normalizers))
         self._long_runs = long_runs
         self._adaptive, self._spin = AdaptiveWait(), SpinWait()
+        # Pieces are nearly all merges, and take longer than other text.
+        self._adaptive_pieces = AdaptiveWait()
         if options.wait == "adaptive":
             sharpen_sleep()
         contexts = set_up(options, lambda size, _number: device.context(size))
@@ -113,13 +118,38 @@ class Encoder:
         results occupy every context that fits, and `DeviceFault`.
         """
         flags = self._flags(count_only, token_starts)
-        encoding = self._encode(documents, flags)
+        encoding = None
+        if self._long_runs and len(documents) == 1 and has_long_run(documents[0]):
+            # The device would only say so.
+            encoding = self._encode_long(self._long_runs, documents[0], flags)
+        encoding = self._encode(documents, flags) if encoding is None else encoding
         if encoding.needs_cpu and self._long_runs:
-            self._encode_pieces(self._long_runs, encoding, documents)
+            self._encode_pieces(self._long_runs, encoding, documents, flags)
         # Positions would be those of the rewritten text.
         if encoding.needs_cpu and self._rewriter and not token_starts:
             self._encode_rewritten(self._rewriter, encoding, documents, flags)
         return encoding
+
+    def encode_packed(
+        self, text: bytes | memoryview, document_starts: ArrayLike, *, count_only: bool = False
+    ) -> PackedEncoding:
+        """Ids of documents that lie one behind the other in `text`: arrays in, arrays out, one replay.
+
+        `document_starts`: where each begins, and the end of the last. Raises `ValueError` for more than the largest
+        size class, and as `encode` does. There are no second tries of documents that need the CPU.
+        """
+        starts = packed_starts(document_starts, len(text))
+        n_bytes, n_documents = len(text), len(starts) - 1
+        if self.ladder.fitting(n_bytes, n_documents) == len(self._free):
+            raise ValueError("a packed result is that of one replay; this is more than the largest size class")
+        times, begin = Times(), time.perf_counter_ns()
+        lease = self.lease(n_bytes, n_documents)
+        lease.context.text[:n_bytes] = text
+        lease.context.document_starts[: n_documents + 1] = starts
+        times.fill_ns = time.perf_counter_ns() - begin
+        encoding = self._run(_Replay(lease, n_bytes, n_documents, self._flags(count_only, False)), times)
+        part = encoding.parts[0]
+        return PackedEncoding(*part.packed(), encoding.needs_cpu, times, part)
 
     def encode_resident(
         self, documents: Sequence[bytes | memoryview], *, token_starts: bool = False
@@ -197,27 +227,75 @@ class Encoder:
         if answer is not None:
             encoding.adopt(list(rewritten), answer)
 
-    def _encode_pieces(self, long_runs: LongRuns, encoding: Encoding, documents: Sequence[bytes | memoryview]) -> None:
+    def _encode_long(self, long_runs: LongRuns, document: bytes | memoryview, flags: int) -> Encoding | None:
+        """The result of one document through pieces; None if it has no long run or they do not fit together."""
+        shift, text = 0, bytes(document)
+        for _attempt in range(2):
+            pieces = long_runs.cut(text, shift)
+            answer = self._encode_joined(PieceBatch([text], [pieces]), flags) if pieces else None
+            if answer is None:
+                return None
+            encoding, shifts = answer
+            if not shifts:
+                return encoding
+            encoding.release()
+            shift = shifts[0]
+            if not shift:
+                return None
+        return None
+
+    def _encode_pieces(
+        self, long_runs: LongRuns, encoding: Encoding, documents: Sequence[bytes | memoryview], flags: int
+    ) -> None:
         """Answer documents with a pre-token that is too long through pieces, as far as these fit together."""
         shifts = {d: 0 for d, reason in encoding.needs_cpu.items() if reason in {REASONS[REASON_TOO_LONG], NO_CUT}}
         while shifts:
             texts = {document: bytes(documents[document]) for document in shifts}
             cut = {d: pieces for d, text in texts.items() if (pieces := long_runs.cut(text, shifts[d]))}
-            rows = [text for document, pieces in cut.items() for text in pieces.texts(texts[document])]
-            answer = self._encode_again(encoding, rows, FLAG_IDS) if rows else None
-            if answer is None:
+            if not cut:
                 return
-            end, again = 0, {}
-            for document, pieces in cut.items():
-                first, end = end, end + len(pieces.starts)
-                if not answer.needs_cpu.keys().isdisjoint(range(first, end)):
-                    continue
-                try:
-                    encoding.put(document, *long_runs.join(pieces, *answer.ids_of_several(first, end)))
-                except NoSeam as error:
-                    if error.shift and not shifts[document]:
-                        again[document] = error.shift
-            shifts = again
+            batch = PieceBatch([texts[document] for document in cut], list(cut.values()))
+            answer = self._encode_joined(batch, flags)
+            if answer is None:
+                missed = self._join_on_host(long_runs, encoding, texts, cut)
+            else:
+                missed = answer[1]
+                encoding.adopt(list(cut), answer[0])
+            again = {document: missed.get(place, 0) for place, document in enumerate(cut)}
+            shifts = {d: shift for d, shift in again.items() if shift and not shifts[d]}
+
+    def _encode_joined(self, batch: PieceBatch, flags: int) -> tuple[Encoding, dict[int, int]] | None:
+        """One replay over pieces, and what `PieceBatch.failures` says of it; None if no context can take it."""
+        for size, free in zip(self.ladder.classes, self._free, strict=True):
+            if free and fits(batch.n_bytes, batch.n_pieces, size.capacity, size.max_documents):
+                replay = _Replay(Lease(free), batch.n_bytes, batch.n_pieces, flags, pieces=True)
+                break
+        else:
+            return None
+        times, context = Times(), replay.lease.context
+        begin = time.perf_counter_ns()
+        try:
+            batch.fill(context)
+        except OutOfDeviceMemory:
+            return None
+        times.fill_ns = time.perf_counter_ns() - begin
+        self._launch(replay, times)
+        part = _result(replay)
+        times.add_wait(self._wait(context, replay))
+        missed = batch.failures(context.reports(batch.n_pieces)) if context.any_flagged() else {}
+        part.take_documents(batch.firsts, batch.document_starts)
+        if not flags:
+            part.detach()
+        needs_cpu = dict.fromkeys(missed, REASONS[REASON_TOO_LONG])
+        return Encoding([part], None, len(batch.firsts) - 1, needs_cpu, times), missed
+
+    def _join_on_host(
+        self, long_runs: LongRuns, encoding: Encoding, texts: dict[int, bytes], cut: dict[int, Pieces]
+    ) -> dict[int, int]:
+        """The same for pieces that no context can take at once: shifts of documents by their place in `cut`."""
+        rows = [text for document, pieces in cut.items() for text in pieces.texts(texts[document])]
+        answer = self._encode_again(encoding, rows, FLAG_IDS)
+        return {} if answer is None else join_on_host(long_runs, encoding, answer, cut)
 
     def _encode_again(self, encoding: Encoding, texts: list[bytes], flags: int) -> Encoding | None:
         """Encode other texts for documents of a result; None when other results hold every context."""
@@ -245,7 +323,11 @@ class Encoder:
 
     def _launch(self, replay: _Replay, times: Times) -> None:
         replay.launched_ns = time.perf_counter_ns()
-        replay.lease.context.launch(replay.n_bytes, replay.n_documents, replay.flags, replay.resident)
+        context = replay.lease.context
+        if replay.pieces:
+            context.launch_pieces(replay.n_bytes, replay.n_documents, replay.flags)
+        else:
+            context.launch(replay.n_bytes, replay.n_documents, replay.flags, replay.resident)
         times.launch_ns += time.perf_counter_ns() - replay.launched_ns
 
     def _await(self, replay: _Replay, times: Times) -> dict[int, int]:
@@ -263,7 +345,8 @@ class Encoder:
             context.block()
             end = time.perf_counter_ns()
             return Waited(end - replay.launched_ns, end - begin, 0)
-        waiter = self._adaptive if self.options.wait == "adaptive" else self._spin
+        adaptive = self._adaptive_pieces if replay.pieces else self._adaptive
+        waiter = adaptive if self.options.wait == "adaptive" else self._spin
         return waiter.wait(context.poll, context.alive, replay.n_bytes, replay.launched_ns)
 
     def _encode_parts(self, documents: Sequence[bytes | memoryview], flags: int) -> Encoding:
@@ -325,22 +408,11 @@ class _Parts:
             self._results[-1].detach()
 
 
-def _fill(context: ExecutionContext, documents: Sequence[bytes | memoryview], lengths: list[int], times: Times) -> None:
-    """Copy documents into the pinned memory of a context."""
+def _fill(
+    context: ExecutionContext, documents: Sequence[bytes | memoryview], lengths: Sequence[int], times: Times
+) -> None:
     begin = time.perf_counter_ns()
-    if len(documents) == 1:
-        context.document_starts[0], context.document_starts[1] = 0, lengths[0]
-        context.text[: lengths[0]] = documents[0]
-        times.fill_ns += time.perf_counter_ns() - begin
-        return
-    ends = list(accumulate(lengths, initial=0))
-    context.document_starts[: len(ends)] = ends
-    n_bytes = ends[-1]
-    if len(documents) > 1 and n_bytes < JOINED_BYTES * len(documents):
-        context.text[:n_bytes] = b"".join(documents)
-    else:
-        for start, end, document in zip(ends, ends[1:], documents, strict=False):
-            context.text[start:end] = document
+    fill(context, documents, lengths)
     times.fill_ns += time.perf_counter_ns() - begin
 
 

@@ -72,6 +72,15 @@ class PartResult:
             self.token_starts = held(context.token_starts, lease)
             self.text_starts = context.document_starts[:n_documents].tolist()
 
+    def take_documents(self, first_pieces: NDArray[np.int64], document_starts: NDArray[np.int64]) -> None:
+        """After a replay over pieces: let the documents that these are of be what the part holds.
+
+        `first_pieces`: number of each document's first piece, and of all pieces; `document_starts`: where it begins.
+        """
+        self.document_tokens = self.document_tokens[first_pieces]
+        if self.token_starts is not None:
+            self.text_starts = document_starts[:-1].tolist()
+
     @classmethod
     def made_of(cls, ids: Ids, token_starts: Ids) -> PartResult:
         """A part of one document that holds no context."""
@@ -79,6 +88,11 @@ class PartResult:
         part.lease, part.ids, part.token_starts, part.text_starts = None, ids, token_starts, [0]
         part.document_tokens = np.array([0, len(ids)], dtype=np.uint32)
         return part
+
+    def packed(self) -> tuple[Ids | None, Ids]:
+        """All ids, if they were asked for, and where those of each document begin; both keep the lease."""
+        ids = None if self.ids is None else self.ids[: self.document_tokens.item(-1)]
+        return ids, self.document_tokens if self.lease is None else held(self.document_tokens, self.lease)
 
     def detach(self) -> None:
         """Copy the arrays, so that the context is free again."""
@@ -218,6 +232,23 @@ class Encoding:
             shift = (part.text_starts[place] - first_byte) & 0xFFFFFFFF if part.text_starts else 0
             spans.append((part, begin, end, np.uint32(shift)))
         return spans
+
+
+@dataclass(slots=True)
+class PackedEncoding:
+    """Results of many documents as arrays in pinned memory, which stay as they are until `release`."""
+
+    ids: Ids | None
+    """All ids, one document after the other; None if they were only counted."""
+    document_tokens: Ids
+    """Where each document's ids begin, and the end of the last. Those of a document that needs the CPU mean nothing."""
+    needs_cpu: dict[int, str]
+    times: Times
+    part: PartResult
+
+    def release(self) -> None:
+        """Give the execution context back now; the arrays may change from now on."""
+        self.part.release()
 
 
 @dataclass(slots=True)

@@ -36,6 +36,22 @@ class ExecutionContext(Protocol):
     def launch(self, n_bytes: int, n_documents: int, flags: int, resident: bool) -> None:
         """Start a replay over the text and document starts. `flags` are those of the header."""
 
+    def piece_places(self) -> NDArray[np.uint32]:
+        """Pinned, writable: where each piece begins in the text of all documents, if a replay is over pieces.
+
+        Raises `OutOfDeviceMemory`: the first time, memory is taken for it.
+        """
+
+    def launch_pieces(self, n_bytes: int, n_pieces: int, flags: int) -> None:
+        """Start a replay over pieces that overlap, in the place of documents; they must fit (`join_layout.fits`).
+
+        Results are those of the documents: ids and token starts in the text of all documents, and in `document_tokens`
+        the number of the first token that each piece keeps, and of all. `any_flagged` says whether there are reports.
+        """
+
+    def reports(self, n_pieces: int) -> NDArray[np.uint32]:
+        """Per piece of the last replay over pieces why it is not joined to the one before, see `join_layout`; or 0."""
+
     def poll(self, n_times: int) -> bool:
         """Look up to `n_times`; whether the replay is complete and its results are visible."""
 

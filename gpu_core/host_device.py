@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 from gpu_core.arena import arrange
 from gpu_core.errors import DeviceFault
 from gpu_core.execution import ExecutionContext, OutOfDeviceMemory
+from gpu_core.join_layout import fits, max_pieces
 from gpu_core.ladder import SizeClass
 from gpu_core.layout import FLAG_IDS, FLAG_NORMAL_FORM, FLAG_TOKEN_STARTS
 from gpu_core.options import GpuOptions
 from gpu_core.tables import Tables
+from gpu_core.twin_join import EncodedPieces, Joined, join_pieces
 
 EncodeOne = Callable[[bytes], Sequence[tuple[int, int]] | int]
 """A document -> its (id, byte position) pairs, or the reason (a key of `layout.REASONS`) why it needs the CPU."""
@@ -42,8 +44,13 @@ class HostDevice:
         fail_after: int = 1 << 62,
         token_starts: bool = True,
         encode_normal: EncodeOne | None = None,
+        join: Callable[[EncodedPieces], Joined] = join_pieces,
     ) -> None:
-        """`encode_normal` encodes where the text is said to be in normal form; by default that changes nothing."""
+        """`encode_normal` encodes where the text is said to be in normal form; by default that changes nothing.
+
+        `join` is what joins pieces.
+        """
+        self.join = join
         self.name = "host"
         self.encode_normal = encode_normal or encode
         self.encode, self.polls, self.fail_after = encode, polls, fail_after
@@ -108,11 +115,37 @@ class HostContext:
             array[:] = POISON
         self._resident = {name: np.full(array.shape, POISON, np.uint32) for name, array in words.items()}
         self._reasons: list[int] = []
+        self._places: NDArray[np.uint32] | None = None
+        self._reports = np.zeros(0, np.uint32)
+        self._joined_flags: int | None = None
         self._polls_left = self._n_tokens = 0
         self._due_s = 0.0
 
     def launch(self, n_bytes: int, n_documents: int, flags: int, resident: bool) -> None:
         """See `ExecutionContext.launch`. The text is read now; results appear at the last poll only."""
+        self._start(n_bytes, n_documents, flags, self._resident if resident else self._host)
+        self._joined_flags = None
+
+    def piece_places(self) -> NDArray[np.uint32]:
+        """See `ExecutionContext.piece_places`."""
+        if self._places is None:
+            self._places = np.zeros(max_pieces(self.size.capacity), np.uint32)
+        return self._places
+
+    def launch_pieces(self, n_bytes: int, n_pieces: int, flags: int) -> None:
+        """See `ExecutionContext.launch_pieces`."""
+        if not fits(n_bytes, n_pieces, self.size.capacity, self.size.max_documents):
+            raise DeviceFault("pieces beyond the size class")
+        lengths = {"ids": n_bytes, "token_starts": n_bytes, "document_tokens": n_pieces + 1}
+        apart = {name: np.full(length, POISON, np.uint32) for name, length in lengths.items()}
+        self._start(n_bytes, n_pieces, FLAG_IDS | FLAG_TOKEN_STARTS, apart)
+        self._joined_flags = flags
+
+    def reports(self, n_pieces: int) -> NDArray[np.uint32]:
+        """See `ExecutionContext.reports`."""
+        return self._reports[:n_pieces].copy()
+
+    def _start(self, n_bytes: int, n_documents: int, flags: int, results: dict[str, NDArray[np.uint32]]) -> None:
         self._device.n_launches += 1
         if n_bytes > self.size.capacity or n_documents > self.size.max_documents:
             raise DeviceFault("a batch beyond the size class")
@@ -120,7 +153,7 @@ class HostContext:
         text = bytes(self.text[:n_bytes])
         self._polls_left = self._device.polls
         self._due_s = time.perf_counter() + self._device.replay_s
-        self._pending = (text, starts, flags, self._resident if resident else self._host)
+        self._pending = (text, starts, flags, results)
 
     def poll(self, n_times: int) -> bool:
         """See `ExecutionContext.poll`."""
@@ -129,6 +162,8 @@ class HostContext:
         before, self._polls_left = self._polls_left, self._polls_left - n_times
         if before > 0 >= self._polls_left:
             self._finish(*self._pending)
+            if self._joined_flags is not None:
+                self._join(self._joined_flags)
         return self._polls_left <= 0
 
     def alive(self) -> None:
@@ -144,7 +179,7 @@ class HostContext:
 
     def any_flagged(self) -> bool:
         """See `ExecutionContext.any_flagged`."""
-        return any(self._reasons)
+        return any(self._reasons) if self._joined_flags is None else bool(self._reports.any())
 
     def n_tokens(self) -> int:
         """See `ExecutionContext.n_tokens`."""
@@ -157,6 +192,20 @@ class HostContext:
     def device_array(self, name: str, length: int, owner: object) -> Any:
         """See `ExecutionContext.device_array`; a NumPy array speaks DLPack, too."""
         return self._resident[name][:length]
+
+    def _join(self, flags: int) -> None:
+        """Put documents into the place of the pieces that have been encoded."""
+        _text, starts, _flags, encoded = self._pending
+        n_pieces, tokens = len(starts) - 1, encoded["document_tokens"]
+        words = np.array(starts, np.uint32), self.piece_places()[:n_pieces].copy(), self.reasons(n_pieces)
+        joined = self._device.join(EncodedPieces(encoded["ids"], encoded["token_starts"], tokens, *words))
+        self._n_tokens = n_tokens = len(joined.ids)
+        self._host["document_tokens"][: n_pieces + 1] = joined.piece_tokens
+        if flags & FLAG_IDS:
+            self._host["ids"][:n_tokens] = joined.ids
+        if flags & FLAG_TOKEN_STARTS:
+            self._host["token_starts"][:n_tokens] = joined.token_starts
+        self._reports = joined.reports
 
     def _finish(self, text: bytes, starts: list[int], flags: int, results: dict[str, NDArray[np.uint32]]) -> None:
         position = 0

@@ -61,7 +61,7 @@ def n_blocks(n_pieces: int) -> int:
 
 
 def fits(n_bytes: int, n_pieces: int, capacity: int, max_documents: int) -> bool:
-    """Whether pieces can be joined in a context: half of its ids have to do, where token starts lie in the other half."""
+    """Whether pieces can be joined in a context: token starts lie in one half of its ids, which leaves the other."""
     return n_bytes <= starts_at(capacity) and n_pieces <= min(max_pieces(capacity), max_documents)
 
 

@@ -24,6 +24,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from gpu_core.classes import FAMILY_CLASSES, family_classes
@@ -41,6 +42,8 @@ MIN_RUN = 320
 """A shorter run is not cut; with what may stand before and behind it, a pre-token of it is short enough."""
 SEARCHED = (32, 128)
 """Bytes from the beginning of a piece in which a common token may begin; the second if the first is not enough."""
+PIECES_PER_COPY = 4
+"""Fewer equal pieces behind each other are not worth a copy of their own."""
 MARGIN = 64
 """Bytes at both ends of a run in which no piece begins or ends: an added token may reach into it so far."""
 _LETTER, _NUMBER, _WHITE, _OTHER, _PUNCTUATION, _CJK, _OTHER_LETTER = range(1, 8)
@@ -54,6 +57,7 @@ _KINDS = {
     "cjk": _CJK,
 }
 _ONE_WORD = "sentencepiece"
+_Cuts = tuple[NDArray[np.int64], NDArray[np.int64]]
 assert STEP + OVERLAP + MARGIN <= MAX_PRETOKEN
 
 
@@ -67,6 +71,28 @@ class Pieces:
     def texts(self, document: bytes) -> list[bytes]:
         """The pieces themselves."""
         return [document[start:end] for start, end in zip(self.starts.tolist(), self.ends.tolist(), strict=True)]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Bytes of each."""
+        return self.ends - self.starts
+
+    def write(self, document: bytes, target: NDArray[np.uint8]) -> None:
+        """Put the pieces one behind the other; `target` is as long as all of them."""
+        lengths, steps = self.lengths, np.diff(self.starts)
+        differs = lengths[1:] != lengths[:-1]
+        differs[1:] |= steps[1:] != steps[:-1]
+        firsts = [0, *(np.flatnonzero(differs) + 1).tolist()]
+        if len(firsts) * PIECES_PER_COPY > len(lengths):
+            target[:] = np.frombuffer(b"".join(self.texts(document)), np.uint8)
+            return
+        # Pieces of one length that are equally far apart are rows of a matrix over the document.
+        data, at = np.frombuffer(document, np.uint8), 0
+        for first, end in zip(firsts, [*firsts[1:], len(lengths)], strict=True):
+            length, step = int(lengths[first]), int(steps[first]) if end - first > 1 else 1
+            rows = sliding_window_view(data, length)[int(self.starts[first]) :: step][: end - first]
+            target[at : at + rows.size].reshape(rows.shape)[...] = rows
+            at += rows.size
 
 
 class LongRuns:
@@ -86,12 +112,12 @@ class LongRuns:
         """
         family = spec.pattern_family
         self._kinds = _kinds_by_point(spec)
-        self._newlines = np.isin(np.arange(256), [0x0A, 0x0D])
         self._has_newline_rule = family not in {"gpt2", _ONE_WORD}
         self._has_ascii_tails = family == "deepseek_v3"
         if self._has_ascii_tails:
             self._kinds[128:][self._kinds[128:] == _LETTER] = _OTHER_LETTER
-        self._literals = _Literals(token.content.encode() for token in spec.added_tokens)
+        self._kinds_of_ascii = self._kinds[:256].tobytes()
+        self._literals = self._literals_by_kind(token.content for token in spec.added_tokens)
         self._lengths = lengths
         self._overlap, self._min_run, self._step = overlap, min_run, step
 
@@ -103,13 +129,13 @@ class LongRuns:
     def cut(self, document: bytes, shift: int = 0) -> Pieces | None:
         """Pieces without a long pre-token, the cuts `shift` bytes earlier; None if there is no long run."""
         data = np.frombuffer(document, np.uint8)
-        kinds = self._kinds_of(document, data)
-        if kinds is None:
-            return None
-        cuts = [pair for run in _runs(kinds, self._min_run) for pair in self._cuts(data, kinds, *run, shift)]
+        runs = self._runs_of(document)
+        cuts = [cut for run in runs if (cut := self._cuts(document, data, run, shift)) is not None]
         if not cuts:
             return None
-        starts, ends = np.array(cuts, dtype=np.int64).T
+        starts, ends = (np.concatenate(side) for side in zip(*cuts, strict=True))
+        if not len(starts):
+            return None
         return Pieces(np.concatenate([[0], starts]), np.concatenate([ends, [len(document)]]))
 
     def join(
@@ -131,19 +157,33 @@ class LongRuns:
         starts = tokens.place[kept] + np.repeat(tokens.offset, upper - lower)
         return tokens.ids[kept], starts.astype(np.uint32)
 
-    def _kinds_of(self, document: bytes, data: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
-        """The kind of each byte's character; None if the document is no UTF-8."""
+    def _runs_of(self, document: bytes) -> list[_Run]:
+        """Runs of one kind that are long enough to be cut; none if the document is no UTF-8."""
         if document.isascii():
-            return self._kinds[data]
+            return _long_runs_in(np.frombuffer(document.translate(self._kinds_of_ascii), np.uint8), self._min_run)
         try:
             codes = np.frombuffer(document.decode().encode("utf-32-le"), "<u4")
         except UnicodeDecodeError:
-            return None
-        return np.repeat(self._kinds[codes], 1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF))
+            return []
+        # By characters first, which have up to four bytes: these are counted for few runs only.
+        found, at, byte = [], 0, 0
+        for run in _long_runs_in(self._kinds[codes], self._min_run // 4):
+            begin = byte + _n_bytes(codes[at : run.begin])
+            at, byte = run.end, begin + _n_bytes(codes[run.begin : run.end])
+            if byte - begin > self._min_run:
+                found.append(_Run(begin, byte, run.kind, run.before, run.behind))
+        return found
 
-    def _cuts(
-        self, data: NDArray[np.uint8], kinds: NDArray[np.uint8], begin: int, end: int, shift: int
-    ) -> list[tuple[int, int]]:
+    def _literals_by_kind(self, literals: Iterable[str]) -> dict[int, _Literals]:
+        """Added tokens that a run of a kind may contain: only those of that kind."""
+        by_kind: dict[int, list[bytes]] = {}
+        for literal in literals:
+            kinds = {int(self._kinds[ord(character)]) for character in literal}
+            if len(kinds) == 1:
+                by_kind.setdefault(kinds.pop(), []).append(literal.encode())
+        return {kind: _Literals(found) for kind, found in by_kind.items()}
+
+    def _cuts(self, document: bytes, data: NDArray[np.uint8], run: _Run, shift: int) -> _Cuts | None:
         """Of a run: where pieces begin, and where the piece before each of these ends.
 
         Inside a run of one kind, the split goes on to the end of the run wherever a piece begins, and up to the end of
@@ -154,27 +194,27 @@ class LongRuns:
         * white space with line ends ends at the last one, so that a piece must end behind one; and behind punctuation,
           the line ends at the beginning belong to that.
         """
-        kind, before = kinds[begin], kinds[begin - 1] if begin else 0
-        if self._has_ascii_tails and kind == _LETTER and end < len(kinds) and kinds[end] == _OTHER_LETTER:
-            return []
-        if self._literals.are_in(data[begin:end].tobytes()):
-            return []
-        last = end
-        newlines = np.zeros(0, np.int64)
-        if kind == _WHITE and self._has_newline_rule:
-            newlines = begin + np.flatnonzero(self._newlines[data[begin:end]])
-            if len(newlines):
-                if newlines[0] == begin and before in {_OTHER, _PUNCTUATION}:
-                    return []
-                last = int(newlines[-1]) + 1
+        begin, last = run.begin, run.end
+        if self._has_ascii_tails and run.kind == _LETTER and run.behind == _OTHER_LETTER:
+            return None
+        literals = self._literals.get(run.kind)
+        if literals and literals.are_in(document[begin:last]):
+            return None
+        has_newlines = False
+        if run.kind == _WHITE and self._has_newline_rule:
+            behind_newline = 1 + max(document.rfind(b"\n", begin, last), document.rfind(b"\r", begin, last))
+            if behind_newline:
+                if document[begin] in b"\r\n" and run.before in {_OTHER, _PUNCTUATION}:
+                    return None
+                has_newlines, last = True, behind_newline
         starts = np.arange(begin + self._step - shift, last - self._overlap - MARGIN, self._step)
         stops = starts + self._overlap
-        if len(newlines) and len(stops):
-            stops = newlines[np.searchsorted(newlines, stops) - 1] + 1
+        if has_newlines and len(stops):
+            stops = _behind_newlines(data, stops, self._overlap)
         starts, stops = _leads(data, starts), _leads(data, stops)
         if (stops - starts < self._overlap // 2).any():
-            return []
-        return list(zip(starts.tolist(), stops.tolist(), strict=True))
+            return None
+        return starts, stops
 
 
 class NoSeam(Exception):
@@ -232,16 +272,19 @@ def _kinds_by_point(spec: TokenizerSpec) -> NDArray[np.uint8]:
 
 
 class _Literals:
-    """Added tokens, thousands of them in some files."""
+    """Added tokens, thousands of them in some files, and one at least."""
 
     def __init__(self, literals: Iterable[bytes]) -> None:
         self._all = frozenset(literals)
         self._lengths = sorted({len(literal) for literal in self._all})
-        first = b"".join(sorted({re.escape(literal[:1]) for literal in self._all}))
-        self._first = re.compile(b"[" + first + b"]") if first else re.compile(rb"(?!)")
+        self._firsts = sorted({literal[:1] for literal in self._all})
+        self._first = re.compile(b"[" + b"".join(map(re.escape, self._firsts)) + b"]")
 
     def are_in(self, text: bytes) -> bool:
         """Whether one of them is in a text."""
+        # To look for one byte is far faster than to look for any of several.
+        if not any(first in text for first in self._firsts):
+            return False
         return any(
             text[match.start() : match.start() + n] in self._all
             for match in self._first.finditer(text)
@@ -249,11 +292,41 @@ class _Literals:
         )
 
 
-def _runs(kinds: NDArray[np.uint8], min_run: int) -> list[tuple[int, int]]:
-    """Runs of bytes of one kind that are long enough to be cut."""
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Where a run of one kind begins and ends, and the kinds beside it; 0 beside the document."""
+
+    begin: int
+    end: int
+    kind: int
+    before: int
+    behind: int
+
+
+def _long_runs_in(kinds: NDArray[np.uint8], min_run: int) -> list[_Run]:
+    """Runs of one kind that are longer than that."""
+    if not len(kinds):
+        return []
     borders = np.concatenate([[0], np.flatnonzero(kinds[1:] != kinds[:-1]) + 1, [len(kinds)]])
-    is_long = (np.diff(borders) > min_run) & (kinds[borders[:-1]] > 0) if len(kinds) else np.zeros(0, bool)
-    return [(int(borders[i]), int(borders[i + 1])) for i in np.flatnonzero(is_long)]
+    is_long = (np.diff(borders) > min_run) & (kinds[borders[:-1]] > 0)
+    around = [0, *kinds[borders[:-1]].tolist(), 0] if is_long.any() else []
+    return [
+        _Run(int(borders[i]), int(borders[i + 1]), around[i + 1], around[i], around[i + 2])
+        for i in np.flatnonzero(is_long).tolist()
+    ]
+
+
+def _n_bytes(codes: NDArray[np.uint32]) -> int:
+    """Of these characters as UTF-8."""
+    return len(codes) + sum(int(np.count_nonzero(codes > limit)) for limit in (0x7F, 0x7FF, 0xFFFF))
+
+
+def _behind_newlines(data: NDArray[np.uint8], stops: NDArray[np.int64], overlap: int) -> NDArray[np.int64]:
+    """The last places at or before these that are behind a line end; one that is too far away is not found."""
+    seen = overlap - overlap // 2 + 1
+    before = sliding_window_view(data, seen)[stops - seen, ::-1]
+    is_newline = (before == 0x0A) | (before == 0x0D)
+    return np.where(is_newline.any(axis=1), stops - is_newline.argmax(axis=1), 0)
 
 
 def _leads(data: NDArray[np.uint8], positions: NDArray[np.int64]) -> NDArray[np.int64]:

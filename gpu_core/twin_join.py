@@ -78,5 +78,5 @@ def _seam(pieces: EncodedPieces, k: int) -> tuple[int, int, int]:
         if other is not None:
             return other + 1, token + 1, 0
     cut = [i for i in range(first, own) if borders[i] < start - shared]
-    shift = start - shared - borders[cut[-1] if cut else first]
+    shift = start - shared - borders[cut[-1]] if cut else 0
     return own, own, NO_SEAM | shift << SHIFT_AT

@@ -119,8 +119,8 @@ __device__ __forceinline__ Seam find_seam(const Batch& batch, const Job& job, u3
     }
     // The token of the piece before that this piece cuts begins so many bytes before it.
     const u32 next = first_token(batch.token_starts, before, own, start - shared);
-    const u32 cut = next > before ? next - 1 : before;
-    report = NO_SEAM | (start - shared - batch.token_starts[cut]) << SHIFT_AT;
+    const u32 shift = next > before ? start - shared - batch.token_starts[next - 1] : 0;
+    report = NO_SEAM | shift << SHIFT_AT;
     return {own, own};
 }
 

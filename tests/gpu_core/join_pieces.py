@@ -10,7 +10,7 @@ from gpu_core.twin_join import EncodedPieces
 
 
 def random_pieces(rng: random.Random, n_documents: int, n_pieces: int, strange: float) -> EncodedPieces:
-    """Documents of so many pieces each. The tokens of neighbours differ by that part; pieces are refused now and then."""
+    """Documents of so many pieces each. That part of the tokens differs; a piece is refused now and then."""
     ids: list[int] = []
     token_starts: list[int] = []
     tokens, starts, places, reasons = [0], [0], [], []

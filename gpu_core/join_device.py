@@ -1,0 +1,62 @@
+"""Joining pieces on a GPU: what a context needs for it, made when the first pieces come."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpu_core.arena import ALIGNMENT
+from gpu_core.cuda import cupy, device_address, driver, host_bytes, launch_of, runtime
+from gpu_core.join_layout import JOIN_BATCH, JOIN_JOB, JOIN_KERNEL, join_memory, max_pieces, n_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """Addresses of what a replay leaves on the device, and of the results in pinned memory, as fields of the batch."""
+
+    encoded: dict[str, int]
+    results: dict[str, int]
+
+
+class CudaJoin:
+    """Memory of one context, and launches of the kernel over it."""
+
+    def __init__(self, kernel: int, capacity: int, sides: Sides, stream: int) -> None:
+        """Raises `OutOfMemoryError` of CuPy, or `CUDARuntimeError`."""
+        self._kernel, self._stream = kernel, stream
+        offsets, end = {}, 0
+        for buffer in join_memory(capacity):
+            offsets[buffer.name] = end
+            end += -(-buffer.n_bytes // ALIGNMENT) * ALIGNMENT
+        self._memory = cupy.cuda.Memory(end)
+        base = int(self._memory.ptr)
+        runtime.memsetAsync(base, 0, end, stream)
+        self._pinned_memory = cupy.cuda.PinnedMemory(4 * max_pieces(capacity))
+        host = int(self._pinned_memory.ptr)
+        self.places = host_bytes(host, 4 * max_pieces(capacity), self._pinned_memory).view(np.uint32)
+        self.replay_completion = base + offsets["completion"]
+        """Where the replay over the pieces writes that it is complete, which nobody reads."""
+        self._reports = base + offsets["reports"]
+        batch = np.zeros((), dtype=JOIN_BATCH)
+        own = {name: base + offsets[name] for name in ("reports", "states", "control")}
+        for name, address in (sides.encoded | sides.results | own | {"places": device_address(host)}).items():
+            batch[name] = address
+        self._job = np.zeros((), dtype=JOIN_JOB)
+        self._launch = launch_of(kernel, 1, JOIN_KERNEL.threads, batch, self._job)
+
+    def launch(self, epoch: int, n_bytes: int, n_pieces: int, flags: int) -> None:
+        """Behind the replay with this epoch, on its stream."""
+        self._job[()] = (epoch, n_bytes, n_pieces, flags, 0)
+        kernel, _blocks, threads, parameters, _structs = self._launch
+        blocks = n_blocks(n_pieces)
+        driver.launchKernel(kernel, blocks, 1, 1, threads, 1, 1, 0, self._stream, ctypes.addressof(parameters), 0)
+
+    def reports(self, n_pieces: int) -> NDArray[Any]:
+        """Of the last launch, which is over."""
+        words = np.empty(n_pieces, dtype=np.uint32)
+        runtime.memcpy(words.ctypes.data, self._reports, words.nbytes, runtime.memcpyDeviceToHost)
+        return words
