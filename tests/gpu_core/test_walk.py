@@ -40,3 +40,20 @@ def test_long_runs_are_followed_to_their_beginning(bench: Bench, kind: str) -> N
                 assert result.document_ids(document).tolist() == bench.reference_ids(text)
         if kind == "digits":
             assert not any(result.reasons)
+
+
+@pytest.mark.parametrize("bench", [EMBEDDED], indirect=True)
+@pytest.mark.parametrize("n_tiles", [1, 2, 34])
+def test_runs_that_fill_tiles(bench: Bench, n_tiles: int) -> None:
+    """Digits from and up to the borders of tiles, more of them than one step leaps over, cut in the middle or not."""
+    tile = bench.tables.tile
+    literal = next(token.content for token in bench.spec.added_tokens if not token.single_word)
+    digits = ("3141592653" * (n_tiles * tile // 10 + 2))[: n_tiles * tile + 2]
+    for before in (tile - 1, tile, tile + 1):
+        for cut in ("", "\u0663", literal):
+            for length in (len(digits) - 3, len(digits) - 2, len(digits)):
+                middle = length // 2
+                text = "w " * (before // 2) + "w" * (before % 2) + digits[:middle] + cut + digits[middle:length] + "!"
+                result = bench.pipeline.encode([text.encode()], n_fetchers=2 * (before % 2))
+                assert result.reasons == [0]
+                assert result.document_ids(0).tolist() == bench.reference_ids(text)
