@@ -18,6 +18,8 @@ DURATION_BUCKETS_S = (
     *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
 """Upper bounds of the duration histograms, 10 us to 10 s; the last bucket is open."""
+_CLOCK_OF_PROCESS = 2
+"""Linux: the low bits of the number of a process's CPU clock."""
 
 
 class Histogram:
@@ -113,22 +115,29 @@ def total(tallies: Iterable[WorkerTally]) -> WorkerTally:
 @dataclass(slots=True)
 class _Clock:
     part: str
-    thread: threading.Thread
+    thread: threading.Thread | None
+    """None for a process."""
     clock: int
     start_ns: int
     used_ns: int = 0
+    has_ended: bool = False
 
     def read(self) -> int:
-        """CPU time since registration, in ns; of a thread that ended what was seen last."""
-        if self.thread.is_alive():
+        """CPU time since registration, in ns; of a thread or process that ended what was seen last."""
+        if not self.has_ended and (self.thread is None or self.thread.is_alive()):
             # The thread may end between the question and the look.
             with contextlib.suppress(OSError):
                 self.used_ns = time.clock_gettime_ns(self.clock) - self.start_ns
         return self.used_ns
 
+    def end(self) -> None:
+        """Read for the last time: before a process is waited for, since its number may then be another one's."""
+        self.read()
+        self.has_ended = True
+
 
 class ThreadClocks:
-    """CPU clocks of named threads, readable from any thread (Linux, through the thread's CPU clock id)."""
+    """CPU clocks of named threads and of processes, readable from any thread (Linux, through their CPU clock ids)."""
 
     def __init__(self) -> None:
         self._clocks: list[_Clock] = []
@@ -143,6 +152,12 @@ class ThreadClocks:
             raise RuntimeError("a thread has a clock only once it was started")
         clock = time.pthread_getcpuclockid(thread.ident)
         entry = _Clock(part, thread, clock, time.clock_gettime_ns(clock))
+        self._clocks.append(entry)
+        return entry
+
+    def register_process(self, part: str, pid: int) -> _Clock:
+        """Count all CPU time of a process under the name `part`, until its clock is ended."""
+        entry = _Clock(part, None, (~pid << 3) | _CLOCK_OF_PROCESS, 0)
         self._clocks.append(entry)
         return entry
 

@@ -67,7 +67,7 @@ class Tokenizer:
         self._reference = reference
         self._engine_is_reference = engine.name == "reference"
         self._max_reference_bytes = max_reference_bytes
-        self._special_tokens = learn_special_tokens(reference, spec)
+        self.special_tokens = learn_special_tokens(reference, spec)
         self._last_finisher: tuple[EncodeOptions | None, Finisher | None] = None, None
         self._cutter = cutter_of(spec, PIECE_BYTES)
         self._guard = engine.guard
@@ -103,7 +103,7 @@ class Tokenizer:
         """
         known, finisher = self._last_finisher
         if known is not options:
-            special_tokens = self._special_tokens if options.ids_only else None
+            special_tokens = self.special_tokens if options.ids_only else None
             finisher = None if special_tokens is None else Finisher(special_tokens, options)
             self._last_finisher = options, finisher
         return finisher

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Literal
@@ -17,7 +18,9 @@ from typing import Any, Literal
 from dispatcher.embedded import EMBEDDED_MODEL
 from dispatcher.engines import is_fault
 from dispatcher.gpus import Gpus
+from dispatcher.meter import ThreadClocks
 from dispatcher.options import DispatcherOptions
+from dispatcher.remote_tokenizer import RemoteTokenizer, load_remote_tokenizer
 from dispatcher.tokenizer import Tokenizer, load_tokenizer
 from gpu_core.errors import SidetokError
 from service.chat import ChatTemplate
@@ -93,6 +96,8 @@ class Registry:
         self._cache_dir = Path(dispatcher.cache_dir) if dispatcher.cache_dir else None
         self.gpus: Gpus | None = None
         """Where loaded tokenizers are served, too."""
+        self.clocks = ThreadClocks()
+        """Where the CPU time of processes of models is counted."""
         self._models = _parse_models(service.model)
         self._names = _parse_aliases(service.alias, self._models)
         default = service.default_model or next(iter(self._models))
@@ -158,6 +163,12 @@ class Registry:
         if self.gpus is not None and model.tokenizer is not None:
             self.gpus.remove(model.tokenizer)
 
+    def close(self) -> None:
+        """End the processes of models."""
+        for model in self._models.values():
+            if isinstance(model.tokenizer, RemoteTokenizer):
+                model.tokenizer.close()
+
     def load(self, model: Model) -> None:
         """Load one model; returns when it is ready or failed."""
         self._load(model)
@@ -209,12 +220,7 @@ class Registry:
         model.special_tokens = files.special_tokens
         model.generation_defaults = files.generation_defaults
         model.tokenizer_max_len = files.tokenizer_max_len
-        model.tokenizer = load_tokenizer(
-            files.tokenizer_json,
-            engine=self._engine,
-            cache_dir=self._cache_dir,
-            max_reference_bytes=self._max_reference_bytes,
-        )
+        model.tokenizer = self._tokenizer_of(files.tokenizer_json, model.is_added)
         if self.gpus is not None:
             self.gpus.add(model.tokenizer, files.tokenizer_json)
         if files.chat_templates:
@@ -223,6 +229,16 @@ class Registry:
             except ChatTemplateError as error:
                 # Text can be served without it.
                 model.error = str(error)
+
+    def _tokenizer_of(self, data: bytes, is_added: bool) -> Tokenizer:
+        """In a process of its own for a model that comes at run time: its load would hold up everybody else."""
+        load = partial(load_remote_tokenizer, clocks=self.clocks) if is_added else load_tokenizer
+        return load(
+            data,
+            engine=self._engine,
+            cache_dir=self._cache_dir,
+            max_reference_bytes=self._max_reference_bytes,
+        )
 
     def _on_gpu(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """Whether the GPU route serves a tokenizer now, and if not, why."""

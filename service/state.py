@@ -55,7 +55,7 @@ class Service:
         self.meter = RequestMeter()
         self.lag = LoopLag()
         self._loop = asyncio.get_running_loop()
-        clocks = ThreadClocks()
+        clocks = registry.clocks = ThreadClocks()
         self.gpus: Gpus | None = None
         if gpu is not None and gpu.gpu_numbers() != ():
             self.gpus = Gpus(
@@ -120,6 +120,7 @@ class Service:
                 self._loop.remove_reader(self.gpus.driver)
             self.gpus.close()
         self.dispatcher.close()
+        self.registry.close()
         self._background.shutdown(wait=False, cancel_futures=True)
 
     def _tick(self) -> None:

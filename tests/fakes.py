@@ -79,7 +79,7 @@ class FakeTokenizer(Tokenizer):
         self.engine_reason = "scripted"
         self.vocab_size = 0x110000
         self.max_id = 0x10FFFF
-        self._special_tokens = SpecialTokens()
+        self.special_tokens = SpecialTokens()
         self._last_finisher = None, None
         self.gates: dict[str, Gate] = {}
         """Documents that wait at a gate before they are encoded."""

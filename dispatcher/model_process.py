@@ -1,0 +1,236 @@
+"""This end of a process with a tokenizer: starts it, calls it, and starts it again when it was lost.
+
+A load holds the interpreter for up to a second, which only another process can keep from everybody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import operator
+import os
+import random
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any
+
+from dispatcher.cpus import usable_cpus
+from dispatcher.errors import EngineFault
+from dispatcher.gpu.child import python_command
+from dispatcher.gpu.restarts import Restarts
+from dispatcher.meter import ThreadClocks
+from dispatcher.model_calls import Facts, Reply
+from dispatcher.tokenizer import TokenizerCounts
+from gpu_core.errors import SidetokError
+
+log = logging.getLogger("sidetok.model_process")
+
+PROGRAM = "dispatcher.tokenizer_process"
+MIN_CALLS = 4
+"""Calls that are answered at the same time, as there are workers; one for each CPU if there are more."""
+ATTEMPTS = 2
+"""A call that lost its process is made once more."""
+WAIT_S = 10.0
+"""How long a call waits for a process that is being started again."""
+MIN_RESTART_S, MAX_RESTART_S = 0.05, 30.0
+CLOSE_S = 2.0
+NOTHING = TokenizerCounts({}, {}, 0)
+
+
+class _Lost(Exception):
+    """The process ended in the middle of a call."""
+
+
+class _Process:
+    """One process, from its start to its end."""
+
+    def __init__(self, n_calls: int, clocks: ThreadClocks) -> None:
+        pairs = [socket.socketpair() for _ in range(n_calls)]
+        theirs = [pair[1] for pair in pairs]
+        self.connections = [Connection(pair[0].detach()) for pair in pairs]
+        self.idle: SimpleQueue[Connection] = SimpleQueue()
+        for connection in self.connections:
+            self.idle.put(connection)
+        numbers = [end.fileno() for end in theirs]
+        self.running = subprocess.Popen(
+            [*python_command(PROGRAM), ",".join(map(str, numbers))], stdin=subprocess.DEVNULL, pass_fds=numbers
+        )
+        for end in theirs:
+            end.close()
+        self._clock = clocks.register_process("model_process", self.running.pid)
+        self.ready_s = 0.0
+        self.is_lost = False
+        self._closed: list[Connection] = []
+
+    def load(self, data: bytes, options: dict[str, Any]) -> Facts:
+        """What the process says of the tokenizer. Raises its error, or `_Lost`."""
+        first = self.connections[0]
+        try:
+            first.send(options)
+            first.send_bytes(data)
+            facts = first.recv()
+        except (EOFError, OSError):
+            raise _Lost from None
+        if isinstance(facts, SidetokError):
+            raise facts
+        assert isinstance(facts, Facts)
+        self.ready_s = time.monotonic()
+        return facts
+
+    def call(self, name: str, arguments: tuple[Any, ...]) -> Reply:
+        """Raises `_Lost`."""
+        connection = self.idle.get()
+        try:
+            connection.send((name, arguments))
+            reply = connection.recv()
+        except (EOFError, OSError):
+            raise _Lost from None
+        finally:
+            self.idle.put(connection)
+        assert isinstance(reply, Reply)
+        return reply
+
+    def reap(self) -> None:
+        """Wait for the end of the process. Calls under way fail, and so do all later ones."""
+        # `kill` may have been first.
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, self.running.pid, os.WEXITED | os.WNOWAIT)
+        self.is_lost = True
+        self._clock.end()
+        self.running.wait()
+        # Each comes back when its call has failed; a closed one goes on failing.
+        for _ in self.connections:
+            connection = self.idle.get()
+            connection.close()
+            self._closed.append(connection)
+        for connection in self._closed:
+            self.idle.put(connection)
+
+
+class ModelProcess:
+    """A process with a tokenizer that is there again soon after it was lost. Any thread may call it."""
+
+    def __init__(self, data: bytes, options: dict[str, Any], clocks: ThreadClocks) -> None:
+        """`data`: the file. `options`: those of `load_tokenizer`. Its CPU time is counted as part `model_process`."""
+        self._data, self._options, self._clocks = data, options, clocks
+        self._n_calls = max(MIN_CALLS, usable_cpus())
+        self._changed = threading.Condition()
+        self._newest: _Process | None = None
+        self._process: _Process | None = None
+        self._is_closed = False
+        self._restarts = Restarts(MIN_RESTART_S, MAX_RESTART_S, random.random)
+        self._of_ended = self._of_present = NOTHING
+        self._watcher: threading.Thread | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process that answers now; None while there is none."""
+        process = self._process
+        return None if process is None or process.is_lost else process.running.pid
+
+    def start(self) -> Facts:
+        """Start the process and load the tokenizer. Raises `TokenizerFileError` with the reason, or `EngineFault`."""
+        process, facts = self._start()
+        self._watcher = threading.Thread(target=self._watch, args=(process,), name="sidetok-model-process", daemon=True)
+        self._watcher.start()
+        return facts
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """The result of a method of the tokenizer, or its error. Raises `EngineFault` when there is no process."""
+        for _attempt in range(ATTEMPTS):
+            process = self._present()
+            try:
+                reply = process.call(name, arguments)
+            except _Lost:
+                process.is_lost = True
+                continue
+            with self._changed:
+                if process is self._process:
+                    self._of_present = _combined(self._of_present, reply.counts, max)
+            if reply.error is not None:
+                raise reply.error
+            return reply.value
+        raise EngineFault("The process of this model ended while it worked on the request.")
+
+    def counters(self) -> TokenizerCounts:
+        """What all processes did that there were, as far as their answers told."""
+        with self._changed:
+            return _combined(self._of_ended, self._of_present, operator.add)
+
+    def close(self) -> None:
+        """End the process. It holds nothing that would be lost."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+            if self._newest is not None:
+                self._newest.running.kill()
+
+    def join(self) -> None:
+        """Wait until the process is gone, after `close`."""
+        if self._watcher is not None:
+            self._watcher.join(CLOSE_S)
+
+    def _present(self) -> _Process:
+        def is_there() -> bool:
+            return self._process is not None and not self._process.is_lost
+
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or is_there(), WAIT_S)
+            if self._is_closed or self._process is None or self._process.is_lost:
+                raise EngineFault("The process of this model is not there; it is being started again.")
+            return self._process
+
+    def _start(self) -> tuple[_Process, Facts]:
+        with self._changed:
+            if self._is_closed:
+                raise EngineFault("The process of this model was ended.")
+            process = self._newest = _Process(self._n_calls, self._clocks)
+        try:
+            facts = process.load(self._data, self._options)
+        except BaseException as error:
+            process.running.kill()
+            process.reap()
+            if isinstance(error, _Lost):
+                raise EngineFault("The process of this model ended while it loaded.") from None
+            raise
+        with self._changed:
+            self._process = process
+            self._changed.notify_all()
+        return process, facts
+
+    def _watch(self, process: _Process) -> None:
+        """The thread: reap the process, start another one, until it is closed."""
+        while True:
+            process.reap()
+            with self._changed:
+                self._of_ended = _combined(self._of_ended, self._of_present, operator.add)
+                self._of_present = NOTHING
+            delay_s = self._restarts.after(time.monotonic() - process.ready_s)
+            while not self._closes_within(delay_s):
+                log.error("the process of a model ended and is started again")
+                try:
+                    process, _facts = self._start()
+                    break
+                except (SidetokError, OSError) as error:
+                    log.error("the process of a model could not be started", extra={"reason": str(error)})
+                    delay_s = self._restarts.after(0)
+            else:
+                return
+
+    def _closes_within(self, seconds: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._is_closed, seconds)
+
+
+def _combined(a: TokenizerCounts, b: TokenizerCounts, how: Callable[[int, int], int]) -> TokenizerCounts:
+    def both(x: dict[str, int], y: dict[str, int]) -> dict[str, int]:
+        return {name: how(x.get(name, 0), y.get(name, 0)) for name in x | y}
+
+    return TokenizerCounts(
+        both(a.documents, b.documents), both(a.guarded, b.guarded), how(a.engine_faults, b.engine_faults)
+    )

@@ -1,0 +1,168 @@
+"""Promises of dispatcher.remote_tokenizer: the same tokenizer in another process, which may be lost at any time."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dispatcher.errors import EngineFault, InvalidOption, InvalidText
+from dispatcher.meter import ThreadClocks
+from dispatcher.remote_tokenizer import RemoteTokenizer, load_remote_tokenizer
+from dispatcher.request import EncodedDocument, EncodeOptions
+from dispatcher.tokenizer import load_tokenizer
+from gpu_core.errors import TokenizerFileError
+from tests.data import corpus_windows, tokenizer_json
+from tests.fakes import LIMIT_S
+
+FAMILY = "split_bpe"
+
+
+@pytest.fixture
+def clocks() -> ThreadClocks:
+    """Where the process's CPU time is counted."""
+    return ThreadClocks()
+
+
+@pytest.fixture
+def remote(clocks: ThreadClocks, tmp_path: Path) -> Iterator[RemoteTokenizer]:
+    """A tokenizer in a process of its own."""
+    tokenizer = load_remote_tokenizer(tokenizer_json(FAMILY), clocks, cache_dir=tmp_path)
+    yield tokenizer
+    tokenizer.close()
+
+
+def fields_of(result: EncodedDocument) -> list[Any]:
+    """A result in a form that can be compared."""
+    arrays = (result.char_offsets, result.byte_offsets, result.special_tokens_mask)
+    lists = [None if array is None else array.tolist() for array in arrays]
+    return [result.ids, result.n_tokens, result.truncated, result.token_strings, *lists]
+
+
+def has_ended(pid: int) -> bool:
+    """Whether there is no such process, not even a zombie."""
+    return not Path(f"/proc/{pid}").exists()
+
+
+def pid_of(remote: RemoteTokenizer) -> int:
+    """The process that answers now."""
+    pid = remote.process.pid
+    assert pid is not None
+    return pid
+
+
+def test_everything_is_the_same(remote: RemoteTokenizer, tmp_path: Path) -> None:
+    """Facts, results of every kind, errors, and what was counted."""
+    here = load_tokenizer(tokenizer_json(FAMILY), cache_dir=tmp_path)
+    for name in ("spec", "engine", "engine_version", "vocab_size", "max_id", "special_tokens"):
+        assert getattr(remote, name) == getattr(here, name), name
+    documents = [
+        "",
+        "\x00 It's été\u017f '\u017f 漢字 😀\n",
+        *(sample.text for sample in corpus_windows(2, 4_000, seed=3)),
+    ]
+    everything = EncodeOptions(char_offsets=True, byte_offsets=True, token_strings=True, special_tokens_mask=True)
+    for options in (EncodeOptions(), EncodeOptions(max_tokens=3, truncation_side="left"), everything):
+        expected = [fields_of(result) for result in here.encode(documents, options)]
+        assert [fields_of(result) for result in remote.encode(documents, options)] == expected
+        assert fields_of(remote.reference_encode(documents[1], options)) == expected[1]
+    ids = np.frombuffer(remote.encode([documents[1]], EncodeOptions())[0].ids, np.uint32)
+    assert here.encode([documents[1]], EncodeOptions())[0].ids == ids.tobytes()
+    for skip in (True, False):
+        assert remote.decode([ids, ids[:0]], skip) == here.decode([ids, ids[:0]], skip)
+    assert remote.tokens_of(ids) == here.tokens_of(ids)
+    assert remote.token_to_id("a") == here.token_to_id("a")
+    assert remote.counters() == here.counters()
+    with pytest.raises(InvalidText, match="lone surrogate at character 1"):
+        remote.encode(["a\ud800"], EncodeOptions())
+    with pytest.raises(InvalidOption):
+        remote.encode(["a"], EncodeOptions(max_tokens=-1))
+    with pytest.raises(EngineFault):
+        remote.process.call("close")
+
+
+def test_many_threads(remote: RemoteTokenizer) -> None:
+    """More of them than the process has connections, each with its own ids."""
+    documents = [f"document {i} of many " * (1 + i % 7) for i in range(24)]
+    expected = [remote.encode([document], EncodeOptions()) for document in documents]
+    wrong: list[int] = []
+
+    def work(i: int) -> None:
+        wrong.extend(i for _ in range(20) if remote.encode([documents[i]], EncodeOptions()) != expected[i])
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(documents))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_process_that_is_killed_comes_back(remote: RemoteTokenizer, clocks: ThreadClocks) -> None:
+    """Calls under way and later ones are answered; counts and CPU time only grow; the old process is gone."""
+    document = " ".join(sample.text for sample in corpus_windows(8, 20_000, seed=5))
+    (expected,) = remote.encode([document], EncodeOptions())
+    n_before, cpu_before_ns, pid = remote.counters().documents[remote.engine], clocks.snapshot(), pid_of(remote)
+    answers: list[EncodedDocument] = []
+    threads = [
+        threading.Thread(target=lambda: answers.extend(remote.encode([document] * 8, EncodeOptions())))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    os.kill(pid, signal.SIGKILL)
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert answers == [expected] * 32
+    assert remote.encode([document], EncodeOptions()) == [expected]
+    assert pid_of(remote) != pid
+    assert has_ended(pid)
+    assert remote.counters().documents[remote.engine] > n_before
+    assert clocks.snapshot()["model_process"] > cpu_before_ns["model_process"] > 0
+
+
+def test_it_ends_with_its_last_user(clocks: ThreadClocks, tmp_path: Path) -> None:
+    """Nobody has to say so: requests under way hold the tokenizer, too."""
+    tokenizer: RemoteTokenizer | None = load_remote_tokenizer(tokenizer_json(FAMILY), clocks, cache_dir=tmp_path)
+    assert tokenizer is not None
+    pid, process = pid_of(tokenizer), tokenizer.process
+    tokenizer = None
+    gc.collect()
+    process.join()
+    assert has_ended(pid)
+    with pytest.raises(EngineFault, match="not there"):
+        process.call("token_to_id", "a")
+    cpu_ns = clocks.snapshot()["model_process"]
+    assert cpu_ns > 0
+    assert clocks.snapshot()["model_process"] == cpu_ns
+
+
+def test_signals_to_the_group_do_not_end_it(remote: RemoteTokenizer) -> None:
+    """What is in flight when a service is told to stop is still answered."""
+    pid = pid_of(remote)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(pid, number)
+    assert remote.token_to_id("a") is not None
+    assert pid_of(remote) == pid
+
+
+def test_a_file_that_cannot_be_loaded(clocks: ThreadClocks) -> None:
+    """The reason is that of `load_tokenizer`; no process and no thread is left."""
+    with pytest.raises(TokenizerFileError) as here:
+        load_tokenizer(b"{}", cache_dir=None)
+    n_threads = threading.active_count()
+    with pytest.raises(TokenizerFileError) as there:
+        load_remote_tokenizer(b"{}", clocks, cache_dir=None)
+    assert str(there.value) == str(here.value)
+    assert threading.active_count() == n_threads
+    until_s = time.monotonic() + LIMIT_S
+    while clocks.snapshot()["model_process"] == 0:
+        assert time.monotonic() < until_s
