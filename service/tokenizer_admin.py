@@ -1,7 +1,7 @@
 """`/v1/tokenizers`: models that are added and removed while the service runs, for whoever has the key.
 
-The shapes are those of SMG (`crates/protocols/src/tokenize.rs`). A model is loaded on a thread of its own, one after
-the other; requests for it get 503 until it is proven, all others are served as before.
+The shapes are those of SMG (`crates/protocols/src/tokenize.rs`). A model is loaded in a process of its own, one
+after the other; requests for it get 503 until it is proven, all others are served as before.
 """
 
 from __future__ import annotations
