@@ -27,6 +27,7 @@ from gpu_core.record import source_digest
 from gpu_core.transfer import FAR, NEAR
 from tests.gpu_core.decode_checks import wrong_texts
 from tests.gpu_core.device_data import DeviceData, Ids, Reference, plain_literals, spliced, windows
+from tests.gpu_core.long_texts import RUNS, random_text
 
 Batch = list[bytes]
 CORPORA = ("books", "code", "multilingual", "agentic")
@@ -93,6 +94,21 @@ class Checker:
         plain.release()
         resident.release()
 
+    def check_packed(self, batch: Batch) -> None:
+        """Documents as one text have the ids that they have as several."""
+        plain = self.encoder.encode(batch)
+        packed = self.encoder.encode_packed(b"".join(batch), np.cumsum([0, *map(len, batch)]))
+        tokens = packed.document_tokens
+        assert packed.ids is not None
+        for i in range(len(batch)):
+            if i in packed.needs_cpu or i in plain.needs_cpu:
+                continue
+            self.n_checked["packed"] += 1
+            if not np.array_equal(packed.ids[tokens[i] : tokens[i + 1]], plain.ids(i)):
+                self.wrong.append(f"{self.family} packed: document {i} of {len(batch)}")
+        plain.release()
+        packed.release()
+
     def check_transfers(self, batch: Batch) -> None:
         """Every way in and out gives the same ids."""
         plain = self.encoder.encode(batch)
@@ -154,6 +170,12 @@ def batches(rng: random.Random, data: DeviceData, literals: list[bytes], extent:
             found.append(("tiny documents", windows(rng, text, [rng.randrange(size + 1) for _ in range(20_000)])))
         found.append(("adversarial", rng.sample(adversarial, 1000)))
         found.append(("64 of 8 KiB", windows(rng, data.corpus("books").encode(), [8192] * 64)))
+    lengths = (513, 900, 4000) if extent == "short" else (513, 900, 4000, 30_000)
+    for kind in RUNS:
+        texts = [random_text(rng, kind, [], lengths).encode() for _ in range(2 if extent == "short" else 8)]
+        found += [(f"long runs, {kind}", texts), (f"one long run, {kind}", texts[:1])]
+        if extent == "full":
+            found.append((f"one long run, {kind}", [random_text(rng, kind, [], (150_000,)).encode()]))
     rng.shuffle(found)
     return found
 
@@ -167,6 +189,11 @@ def _few_batches(rng: random.Random, data: DeviceData, literals: list[bytes]) ->
         ("spliced", [spliced(rng, multilingual, literals, 2500)]),
         ("spliced", [spliced(rng, code, literals, 700) for _ in range(3)]),
         ("empty", [b"", b"a", b""]),
+        (
+            "long runs",
+            [random_text(rng, kind, [], (600, 1500)).encode() for kind in ("one letter", "cjk", "line ends")],
+        ),
+        ("one long run", [b"ab" * 1500]),
     ]
 
 
@@ -190,6 +217,7 @@ def check_family(family: str, data: DeviceData, extent: str) -> Checker:
     for batch in few:
         checker.check_other_ways(batch)
         checker.check_transfers(batch)
+        checker.check_packed(batch)
     if extent == "full":
         _check_cuts(checker, work, expected)
     decoded = rng.sample(expected, min(len(expected), {"least": 2, "short": 5, "full": 80}[extent]))

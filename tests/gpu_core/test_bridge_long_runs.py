@@ -16,6 +16,7 @@ from gpu_core.layout import FLAG_IDS, FLAG_TOKEN_STARTS
 from gpu_core.long_runs import long_runs_of
 from gpu_core.options import GpuOptions
 from gpu_core.shim import HostPipeline, compiler
+from gpu_core.shim.joining import HostJoin
 from tests.data import FULL
 from tests.gpu_core.test_bridge import bench, tables_of
 from tests.gpu_core.test_bridge_kernel import FAMILIES
@@ -34,7 +35,13 @@ def encoder_of(family: str, shim_cache: Path) -> Encoder:
 
     spec, tables = bench(family).spec, tables_of(family)
     options = GpuOptions(size_classes_bytes=(1 << 18,), token_starts=True)
-    return Encoder(spec, HostDevice(encode), options, cuts=cuts_of(spec, tables), long_runs=long_runs_of(spec, tables))
+    return Encoder(
+        spec,
+        HostDevice(encode, join=HostJoin(shim_cache)),
+        options,
+        cuts=cuts_of(spec, tables),
+        long_runs=long_runs_of(spec, tables),
+    )
 
 
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler")

@@ -30,7 +30,8 @@ def test_contexts_over_the_stand_in(shim_cache: Path) -> None:
     assert len(report["found"]) == 4
     for checked, needs_cpu, device in report["found"].values():
         assert device == "stand-in"
-        assert checked["texts"] == 46
+        assert checked["texts"] == 51
         assert checked["transfers"] >= 4
         assert checked["other ways"] > 0
+        assert checked["packed"] > 0
         assert list(needs_cpu.values()) == [1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,42 +11,23 @@ import pytest
 from gpu_core.classes import FAMILY_CLASSES
 from gpu_core.encoder import Encoder
 from gpu_core.host_device import HostDevice
-from gpu_core.layout import FLAG_IDS, FLAG_TOKEN_STARTS, MAX_PRETOKEN, REASON_TOO_LONG, REASONS
+from gpu_core.layout import FLAG_IDS, FLAG_TOKEN_STARTS, REASON_TOO_LONG, REASONS
 from gpu_core.long_runs import MARGIN, OVERLAP, STEP, LongRuns, NoSeam, Pieces, lengths_in, long_runs_of
 from gpu_core.options import GpuOptions
 from gpu_core.shim import HostPipeline
+from gpu_core.shim.joining import HostJoin
 from gpu_core.spec import read_spec
 from tests.data import FULL, families, tokenizer_json
 from tests.gpu_core.conftest import Bench, device_families
+from tests.gpu_core.long_texts import RUNS, random_text
 
 BYTE_LEVEL = [f for f in device_families() if read_spec(tokenizer_json(f)).pattern_family in FAMILY_CLASSES]
 every_family = pytest.mark.parametrize("bench", BYTE_LEVEL, indirect=True)
 one_family = pytest.mark.parametrize("bench", [f for f in BYTE_LEVEL if f in {"split_bpe", "embedded"}], indirect=True)
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
-Run = Callable[[random.Random, int], str]
-RUNS: dict[str, Run] = {
-    "one letter": lambda rng, n: rng.choice("aAeé中한я") * n,
-    "letters": lambda rng, n: "".join(rng.choices(LETTERS, k=n)),
-    "letters of two bytes": lambda rng, n: "".join(rng.choices("éèабв", k=n)),
-    "ascii, then others": lambda rng, n: "ab" * (n // 4) + "é" * (n // 2),
-    "others, then ascii": lambda rng, n: "é" * (n // 2) + "ab" * (n // 4),
-    "period of three": lambda rng, n: "abc" * (n // 3),
-    "cjk": lambda rng, n: "".join(rng.choices("中文字符你好世界", k=n)),
-    "one sign": lambda rng, n: rng.choice("=-#*._~'/") * n,
-    "signs": lambda rng, n: "".join(rng.choices("=-#*./\\'\"!?", k=n)),
-    "marks": lambda rng, n: "\u0308" * n,
-    "blanks": lambda rng, n: " " * n,
-    "tabs": lambda rng, n: "\t" * n,
-    "line ends": lambda rng, n: "\n" * n,
-    "line ends and blanks": lambda rng, n: "\n " * (n // 2),
-    "any white space": lambda rng, n: "".join(rng.choices(" \n\t\u3000", k=n)),
-    "digits": lambda rng, n: "".join(rng.choices("0123456789", k=n)),
-}
-BESIDE = ["", " ", "x", "'", "'s", "\n", "!", "= ", "12", "é", "!a", "\u0308", "\r\n", "  ", "中"]
 
 
 def encoder_of(bench: Bench, shim_cache: Path, capacity: int = 1 << 18) -> Encoder:
-    """An encoder over the kernels on the host, one document or piece at a time."""
+    """An encoder over the kernels on the host, one document or piece at a time, and the one that joins pieces."""
     # A block of the grid costs time even if it has no text.
     pipelines = [HostPipeline(bench.tables, shim_cache, capacity) for capacity in (800, 2400, 8 << 10)]
 
@@ -59,20 +39,10 @@ def encoder_of(bench: Bench, shim_cache: Path, capacity: int = 1 << 18) -> Encod
     options = GpuOptions(size_classes_bytes=(capacity,), token_starts=True)
     return Encoder(
         bench.spec,
-        HostDevice(encode),
+        HostDevice(encode, join=HostJoin(shim_cache, capacity)),
         options,
         long_runs=long_runs_of(bench.spec, bench.tables),
     )
-
-
-def random_text(rng: random.Random, kind: str, literals: list[str]) -> str:
-    """One or two long runs with something on both sides."""
-    beside = [*BESIDE, *literals]
-    parts = []
-    for _ in range(rng.choice((1, 1, 2))):
-        run = RUNS[kind](rng, rng.choice((MAX_PRETOKEN + 1, 700, 1000, 1900)))
-        parts += [rng.choice(beside), run, rng.choice(beside)]
-    return "".join(parts)
 
 
 @every_family

@@ -29,6 +29,8 @@ BATCHES = [
     [window(TEXT, 0, 58 * k) for k in range(40)],
     [TEXT + b" " + TEXT],
     [b"=" + b"\n" * 600, b"x" * 600, b"fine"],
+    [b"words and " + b"abc" * 900 + b" more", b"x", b"=" * 700, "\u4e2d\u6587".encode() * 300],
+    [b"ab" * 2000],
     [],
 ]
 
@@ -88,7 +90,9 @@ def main() -> int:
         for batch in BATCHES[:5] if not options else BATCHES[2:4]:
             checker.check_other_ways(batch)
             checker.check_transfers(batch)
-        checker.check_other_ways(BATCHES[5])
+            checker.check_packed(batch)
+        for batch in BATCHES[5:8]:
+            checker.check_other_ways(batch)
         found[str(options)] = [dict(checker.n_checked), dict(checker.needs_cpu), checker.description["device"]]
         wrong += checker.wrong + check_given_memory(checker, gpu_options)
     characters = check_characters()
