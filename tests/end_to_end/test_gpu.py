@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,16 @@ def engine_pids(service: ServiceProcess) -> list[int]:
         if parent == service.process.pid and "host_engine" in command:
             pids.append(int(entry.name))
     return pids
+
+
+def descendants(pid: int) -> set[int]:
+    """Processes that a process started, and what these did."""
+    found: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            for child in map(int, (task / "children").read_text().split()):
+                found |= {child} | descendants(child)
+    return found
 
 
 def wait_replaced(service: ServiceProcess, pid: int) -> None:
@@ -358,3 +370,28 @@ def test_cpu_time_adds_up_on_the_gpu_route(gpu_service: ServiceProcess, referenc
     parts, process = (b - a for a, b in zip(before, after, strict=True))
     assert process > 0.1
     assert abs(parts - process) / process < CPU_TOLERANCE, (parts, process)
+
+
+def test_nothing_outlives_a_killed_service(home: Path, model: str) -> None:
+    """Neither engines nor builders of tables, and so none of their shared memory, also while it starts."""
+    program = gpu_program(home, slow_s=60.0)
+    service = ServiceProcess(home, model, *FLAGS, uds=home / "k", cache_dir=home / "none", program=program)
+    left: set[int] = set()
+    try:
+        eventually(lambda: any("host_engine" in command_of(pid) for pid in descendants(service.process.pid)))
+        eventually(lambda: any("table_builder" in command_of(pid) for pid in descendants(service.process.pid)))
+        left = descendants(service.process.pid)
+        os.kill(service.process.pid, signal.SIGKILL)
+        killed_s = time.monotonic()
+        eventually(lambda: not any(map(is_alive, left)))
+        assert time.monotonic() - killed_s < 2.0
+    finally:
+        service.stop()
+
+
+def command_of(pid: int) -> str:
+    """The command line of a process; empty once it ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
