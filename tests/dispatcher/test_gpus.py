@@ -17,6 +17,7 @@ from dispatcher.costs import KINDS
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.gpu.options import GpuRouteOptions
 from dispatcher.gpu.results import Reader
+from dispatcher.gpu.supervisor import Supervisor
 from dispatcher.gpus import Gpus
 from dispatcher.group_call import EncodedGroup
 from dispatcher.meter import ThreadClocks
@@ -148,6 +149,7 @@ def test_a_removed_tokenizer_is_given_back(made: Made, synthetic: Tokenizer) -> 
     for _ in range(2):
         gpus.add(synthetic, tokenizer_json("byte_bpe"))
     until(lambda: gpus.serves(key))
+    assert isinstance(gpus._supervisor, Supervisor)
     link = gpus._supervisor._engines[0].link
     assert link is not None
     expected = [document.ids for document in synthetic.encode(["a text"], EncodeOptions(add_special_tokens=False))]
