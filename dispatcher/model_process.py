@@ -136,7 +136,9 @@ class ModelProcess:
     def start(self) -> Facts:
         """Start the process and load the tokenizer. Raises `TokenizerFileError` with the reason, or `EngineFault`."""
         process, facts = self._start()
-        self._watcher = threading.Thread(target=self._watch, args=(process,), name="sidetok-model-process", daemon=True)
+        self._watcher = threading.Thread(
+            target=self._watch, args=(process, facts.spec.digest), name="sidetok-model-process", daemon=True
+        )
         self._watcher.start()
         return facts
 
@@ -203,7 +205,7 @@ class ModelProcess:
             self._changed.notify_all()
         return process, facts
 
-    def _watch(self, process: _Process) -> None:
+    def _watch(self, process: _Process, digest: str) -> None:
         """The thread: reap the process, start another one, until it is closed."""
         while True:
             process.reap()
@@ -212,12 +214,12 @@ class ModelProcess:
                 self._of_present = NOTHING
             delay_s = self._restarts.after(time.monotonic() - process.ready_s)
             while not self._closes_within(delay_s):
-                log.error("the process of a model ended and is started again")
+                log.error("the process of a model ended and is started again", extra={"digest": digest})
                 try:
                     process, _facts = self._start()
                     break
                 except (SidetokError, OSError) as error:
-                    log.error("the process of a model could not be started", extra={"reason": str(error)})
+                    log.error("the process could not be started", extra={"digest": digest, "reason": str(error)})
                     delay_s = self._restarts.after(0)
             else:
                 return
