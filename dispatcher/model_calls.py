@@ -10,7 +10,7 @@ from dispatcher.tokenizer import TokenizerCounts
 from gpu_core.errors import SidetokError
 from gpu_core.spec import TokenizerSpec
 
-METHODS = frozenset({"encode", "reference_encode", "decode", "tokens_of", "token_to_id"})
+METHODS = frozenset({"encode", "reference_encode", "decode", "normalize", "tokens_of", "token_to_id"})
 """Those of `Tokenizer` that the process answers. A call is a name and its arguments."""
 
 

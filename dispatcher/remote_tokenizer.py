@@ -48,6 +48,11 @@ class RemoteTokenizer(Tokenizer):
         texts: list[str] = self.process.call("decode", sequences, skip_special_tokens)
         return texts
 
+    def normalize(self, text: str) -> str:
+        """See `Tokenizer`."""
+        normalized: str = self.process.call("normalize", text)
+        return normalized
+
     def tokens_of(self, ids: NDArray[np.uint32]) -> list[str | None]:
         """See `Tokenizer`."""
         tokens: list[str | None] = self.process.call("tokens_of", ids)

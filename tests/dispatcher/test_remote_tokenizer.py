@@ -16,9 +16,10 @@ import pytest
 
 from dispatcher.errors import EngineFault, InvalidOption, InvalidText
 from dispatcher.meter import ThreadClocks
+from dispatcher.model_calls import METHODS
 from dispatcher.remote_tokenizer import RemoteTokenizer, load_remote_tokenizer
 from dispatcher.request import EncodedDocument, EncodeOptions
-from dispatcher.tokenizer import load_tokenizer
+from dispatcher.tokenizer import Tokenizer, load_tokenizer
 from gpu_core.errors import TokenizerFileError
 from tests.data import corpus_windows, tokenizer_json
 from tests.fakes import LIMIT_S
@@ -87,6 +88,18 @@ def test_everything_is_the_same(remote: RemoteTokenizer, tmp_path: Path) -> None
         remote.encode(["a"], EncodeOptions(max_tokens=-1))
     with pytest.raises(EngineFault):
         remote.process.call("close")
+
+
+def test_no_method_is_forgotten() -> None:
+    """What a tokenizer can do is done by the process, but for what needs its facts only."""
+    methods = {name for name, value in vars(Tokenizer).items() if callable(value) and not name.startswith("_")}
+    assert methods - {"finisher"} <= set(vars(RemoteTokenizer))
+    assert methods - {"finisher", "counters"} == METHODS
+
+
+def test_normalizer(remote: RemoteTokenizer) -> None:
+    """The reference's, of a file that has one."""
+    assert remote.normalize("e\u0301\u212b") == "\u00e9\u00c5"
 
 
 def test_many_threads(remote: RemoteTokenizer) -> None:

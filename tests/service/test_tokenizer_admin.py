@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +136,16 @@ def test_a_load_holds_up_nobody(tmp_path: Path) -> None:
     with_admin(registry, test)
 
 
+@pytest.fixture
+def no_garbage_collection() -> Iterator[None]:
+    """What other tests left is not looked through while time is taken."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_garbage_collection")
 def test_a_real_load_stops_nobody(tmp_path: Path) -> None:
     """While a model of real size is added, this process never works for long between two turns of the event loop.
 
