@@ -68,10 +68,11 @@ class Capacity:
 
 
 def capacity_of(result: Result) -> Capacity | None:
-    """The highest sustained step of a result; None without one, for wrong ids, and for a closed loop."""
+    """The highest sustained step of a result; None without one, for wrong ids, a closed loop, or neighbours."""
     sustained = [step for step in result["steps"] if not step["saturated"] and not step["generator"]["limits"]]
     wrong = any(step["equality"].get("n_different") for step in result["steps"])
-    if not sustained or wrong or SCENARIOS[result["scenario"]].closed:
+    crowded = any(step["neighbours"] for step in result["steps"])
+    if not sustained or wrong or crowded or SCENARIOS[result["scenario"]].closed:
         return None
     best = max(sustained, key=lambda step: step["achieved_per_s"])
     on_gpu = gpu_share(best)

@@ -57,7 +57,7 @@ def save(figure: Figure, axes: Axes, path: Path) -> Path:
 
 def latency_against_rate(axes: Axes, result: Result, label: str, colour: str) -> None:
     """p50 and p99 of every step."""
-    steps = [step for step in result["steps"] if step["latency_us"]]
+    steps = [step for step in by_rate(result) if step["latency_us"]]
     if len(steps) < 2:
         return
     offered = [step["offered_per_s"] for step in steps]
@@ -69,7 +69,7 @@ def latency_against_rate(axes: Axes, result: Result, label: str, colour: str) ->
 
 def cpu_against_rate(axes: Axes, result: Result, label: str, colour: str) -> None:
     """Host CPU per request of every step."""
-    points = [(step["offered_per_s"], host_cpu_us(step)) for step in result["steps"]]
+    points = [(step["offered_per_s"], host_cpu_us(step)) for step in by_rate(result)]
     known = [(rate, cpu) for rate, cpu in points if cpu is not None]
     if len(known) < 2:
         return
@@ -81,8 +81,8 @@ def achieved_against_offered(axes: Axes, result: Result, label: str, colour: str
     """Where the line leaves the diagonal, the server is saturated."""
     if len(result["steps"]) < 2:
         return
-    offered = [step["offered_per_s"] for step in result["steps"]]
-    achieved = [step["achieved_per_s"] for step in result["steps"]]
+    offered = [step["offered_per_s"] for step in by_rate(result)]
+    achieved = [step["achieved_per_s"] for step in by_rate(result)]
     axes.plot(offered, achieved, "-", color=colour, marker="o", markersize=3, label=label)
     axes.set(xlabel="offered requests/s", ylabel="achieved requests/s")
 
@@ -121,6 +121,11 @@ def timeline(axes: Axes, result: Result, label: str, colour: str) -> None:
             axes.set(xlabel="seconds", ylabel="latency (us)", yscale="log")
 
 
+def by_rate(result: Result) -> list[Step]:
+    """The steps by rising rate; a search goes back and forth."""
+    return sorted(result["steps"], key=lambda step: float(step["offered_per_s"]))
+
+
 def fullest(result: Result) -> Step:
     """The step with the most requests that was not more than the server takes; of only such, the first."""
     sustained = [step for step in result["steps"] if not step["saturated"]] or result["steps"][:1]
@@ -134,18 +139,20 @@ def _number_plainly(axes: Axes) -> None:
     for axis in (axes.xaxis, axes.yaxis):
         if axis.get_scale() == "log" and axis.get_label_text() != "percentile":
             axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
             axis.set_minor_formatter(NullFormatter())
 
 
 def _label(results: list[Result], k: int) -> str:
-    """The scenario, and of several results of one scenario the server or their number."""
+    """The scenario, and of several results of one scenario the server, the route or their number."""
     same = [i for i, result in enumerate(results) if result["scenario"] == results[k]["scenario"]]
     name = str(results[k]["scenario"])
     if len(same) == 1:
         return name
-    apis = {results[i]["options"]["api"] for i in same}
-    return f"{name}, {results[k]['options']['api']}" if len(apis) == len(same) else f"{name} #{same.index(k) + 1}"
+    for option in ("api", "route"):
+        if len({results[i]["options"][option] for i in same}) == len(same):
+            return f"{name}, {results[k]['options'][option]}"
+    return f"{name} #{same.index(k) + 1}"
 
 
 PLOTS: dict[str, Callable[[Axes, Result, str, str], None]] = {

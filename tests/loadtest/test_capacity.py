@@ -70,6 +70,7 @@ def test_the_table() -> None:
     assert "| 1.08 | – | the generator: the service can do more |" in text
 
 
-def test_a_closed_loop_is_no_capacity() -> None:
-    """Clients that wait for answers never show what a server can take."""
+def test_what_is_not_offered_freely_is_no_capacity() -> None:
+    """Clients that wait for answers never show what a server can take, nor does a machine that others use."""
+    assert capacity_of(result_of(step_of(100, neighbours={"n": 8, "work_per_s": 1.0}))) is None
     assert capacity_of(result_of(step_of(100), scenario="closed")) is None
