@@ -8,23 +8,42 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from typing import Any
-
-from dispatcher.job import Job
+from typing import Generic, Protocol, TypeVar
 
 FAIR_JOBS = 64
 """So many jobs wait in the order in which they came."""
 MAX_IDLE_FLOWS = 1024
 
 
-class FlowQueue:
+class Sized(Protocol):
+    """Something with a number of bytes."""
+
+    n_bytes: int
+
+
+class Queued(Protocol):
+    """A job, or whatever else belongs to a flow and has a size."""
+
+    @property
+    def flow(self) -> str:
+        """Whose it is."""
+
+    @property
+    def slot(self) -> Sized:
+        """How large it is."""
+
+
+J = TypeVar("J", bound=Queued)
+
+
+class FlowQueue(Generic[J]):
     """Jobs by flow. Not safe by itself: its owner has a lock."""
 
     __slots__ = ("_first", "_floor", "_flows", "_heap", "_n", "_used", "n_bytes")
 
     def __init__(self) -> None:
-        self._first: deque[Job[Any]] = deque()
-        self._flows: dict[str, deque[Job[Any]]] = {}
+        self._first: deque[J] = deque()
+        self._flows: dict[str, deque[J]] = {}
         """Flows with waiting jobs, beyond the first ones."""
         self._heap: list[tuple[float, str]] = []
         """One entry for each of them; its number may be behind what the flow has used by now."""
@@ -44,7 +63,7 @@ class FlowQueue:
         """Whether so many jobs wait that their flows matter; readable without the owner's lock."""
         return bool(self._flows)
 
-    def append(self, job: Job[Any]) -> None:
+    def append(self, job: J) -> None:
         """Queue a job."""
         self._n += 1
         self.n_bytes += job.slot.n_bytes
@@ -59,13 +78,13 @@ class FlowQueue:
             waiting = self._flows[job.flow] = deque()
         waiting.append(job)
 
-    def head(self) -> Job[Any] | None:
+    def head(self) -> J | None:
         """The next job, which stays; None when there is none."""
         if self._first:
             return self._first[0]
         return self._flows[self._next_flow()][0] if self._heap else None
 
-    def popleft(self) -> Job[Any]:
+    def popleft(self) -> J:
         """Take the next job. Its flow is charged with a guess until `charge` tells what it cost."""
         self._n -= 1
         if self._first:

@@ -27,6 +27,7 @@ from dispatcher.errors import Cancelled, InvalidOption, NoGpuRoute
 from dispatcher.failures import fail
 from dispatcher.finisher import Finisher
 from dispatcher.gpu.group import CANCELLED, EXPIRED, Group
+from dispatcher.gpu_gate import GpuGate, Submits
 from dispatcher.job import Job, Partial, deadline_exceeded
 from dispatcher.meter import WorkerTally
 from dispatcher.policy import ADAPTIVE, CPU, GPU, NO_GPU, Choice, CpuLoad, GpuLoad
@@ -42,13 +43,6 @@ _NO_LOAD = CpuLoad(1, 1)
 """Where the route is given, nobody asks for that of the CPU route."""
 WRITE_BYTES = 32_768
 """Answers to longer texts are written by a worker: the route's thread has replays to launch."""
-
-
-class Submits(Protocol):
-    """The route of one GPU."""
-
-    def submit(self, group: Group) -> None:
-        """See `dispatcher.gpu.route.GpuRoute`."""
 
 
 class GpuSet(Protocol):
@@ -116,6 +110,7 @@ class Router:
         self._collect = collect
         self._shadow = shadow
         self._n_workers = n_workers
+        self._gates: dict[int, GpuGate] = {}
         self._own = threading.local()
         self.tallies: list[WorkerTally] = []
         """Of each thread that results came back on."""
@@ -145,6 +140,8 @@ class Router:
                 continue
             assert isinstance(request, EncodeRequest)
             key: Any = job if job.is_long else (request.model, id(request.tokenizer), request.options, request.route)
+            if not job.is_long and any(gate.is_full for gate in self._gates.values()):
+                key = (*key, job.flow)
             bundle = bundles.get(key)
             if bundle is None:
                 bundle = bundles[key] = Bundle(self, finisher, request)
@@ -171,6 +168,10 @@ class Router:
     ) -> Choice:
         """The route of documents of one model (its digest) and kind. `on_worker`: who asks would encode them."""
         loads = self.gpus.loads(key)
+        if self._gates:
+            loads = [
+                gate.with_waiting(load) if (gate := self._gates.get(gpu)) else load for gpu, load in enumerate(loads)
+            ]
         policy = "" if route == "auto" else route
         now_ns = time.monotonic_ns()
         if (policy or self.chooser.policy) != ADAPTIVE:
@@ -279,7 +280,7 @@ class Router:
                 # The CPU route says which document it is, and answers the others.
                 left += zip(bundle.jobs, bundle.requests, strict=True)
                 return
-            self.gpus.route(choice.gpu).submit(group)
+            self._submit(choice.gpu, group, bundle.jobs[0].flow)
         elif first.route == GPU and choice.reason == NO_GPU:
             why = self.gpus.why_not(first.tokenizer.spec.digest)
             for job in bundle.jobs:
@@ -302,8 +303,16 @@ class Router:
         choice = self.choose(key, kind, again.n_bytes, len(again.texts), route, job.deadline_ns, on_worker=True)
         if choice.route != GPU:
             return False
-        self.gpus.route(choice.gpu).submit(again.group())
+        self._submit(choice.gpu, again.group(), job.flow)
         return True
+
+    def _submit(self, gpu: int, group: Group, flow: str) -> None:
+        """To the route, as soon as it is the turn of whoever wants it."""
+        gate = self._gates.get(gpu)
+        if gate is None:
+            # Of two threads that make one, both get the first.
+            gate = self._gates.setdefault(gpu, GpuGate())
+        gate.submit(self.gpus.route(gpu), group, flow)
 
     def _go_on(
         self,

@@ -39,8 +39,8 @@ class WorkQueue:
     """
 
     def __init__(self) -> None:
-        self._jobs = FlowQueue()
-        self._huge = FlowQueue()
+        self._jobs: FlowQueue[Job[Any]] = FlowQueue()
+        self._huge: FlowQueue[Job[Any]] = FlowQueue()
         self._lock = threading.Lock()
         self._parked: list[threading.Lock] = []
         self._n_workers = 0

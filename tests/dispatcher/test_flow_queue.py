@@ -24,7 +24,7 @@ def job(flow: str, n_bytes: int = 1) -> Job[str]:
     return made
 
 
-def drain(queue: FlowQueue, costs: dict[str, float], n: int) -> list[str]:
+def drain(queue: FlowQueue[Job[str]], costs: dict[str, float], n: int) -> list[str]:
     """Take jobs one after the other, each flow's at its own cost; whose they were."""
     taken = []
     for _ in range(n):
@@ -37,7 +37,7 @@ def drain(queue: FlowQueue, costs: dict[str, float], n: int) -> list[str]:
 
 def test_a_short_queue_is_first_in_first_out() -> None:
     """Up to its bound, whatever the flows are."""
-    queue = FlowQueue()
+    queue: FlowQueue[Job[str]] = FlowQueue()
     jobs = [job(random.Random(i).choice("abc")) for i in range(FAIR_JOBS)]
     for one in jobs:
         queue.append(one)
@@ -49,7 +49,7 @@ def test_a_short_queue_is_first_in_first_out() -> None:
 
 def test_a_quick_flow_passes_a_slow_one() -> None:
     """Hundreds of slow jobs are ahead: behind the first ones, quick jobs wait for one of them each, not for all."""
-    queue = FlowQueue()
+    queue: FlowQueue[Job[str]] = FlowQueue()
     for _ in range(500):
         queue.append(job("slow"))
     for _ in range(20):
@@ -61,7 +61,7 @@ def test_a_quick_flow_passes_a_slow_one() -> None:
 
 def test_flows_get_equal_time() -> None:
     """Of three flows with jobs of different costs each uses a third of the time while all of them wait."""
-    queue = FlowQueue()
+    queue: FlowQueue[Job[str]] = FlowQueue()
     costs = {"a": 1e5, "b": 3e5, "c": 1e6}
     for flow in "abc":
         for _ in range(3000):
@@ -75,7 +75,7 @@ def test_flows_get_equal_time() -> None:
 def test_order_within_a_flow_is_kept() -> None:
     """Every job comes out once, and those of one flow in their order."""
     rng = random.Random(3)
-    queue = FlowQueue()
+    queue: FlowQueue[Job[str]] = FlowQueue()
     put: dict[str, list[Job[str]]] = {flow: [] for flow in "abcd"}
     out: dict[str, list[Job[str]]] = {flow: [] for flow in "abcd"}
     for _ in range(5000):
@@ -99,7 +99,7 @@ def test_order_within_a_flow_is_kept() -> None:
 
 def test_idle_time_is_not_saved_up() -> None:
     """A flow that comes back after a long time has no right to all the time that it did not use."""
-    queue = FlowQueue()
+    queue: FlowQueue[Job[str]] = FlowQueue()
     for _ in range(FAIR_JOBS + 400):
         queue.append(job("a"))
     drain(queue, {"a": 1e6}, FAIR_JOBS + 200)
@@ -111,7 +111,7 @@ def test_idle_time_is_not_saved_up() -> None:
 
 def test_flows_that_are_gone_are_forgotten() -> None:
     """Under a load that never ends, with ever new clients, what is remembered stays bounded."""
-    queue = FlowQueue()
+    queue: FlowQueue[Job[str]] = FlowQueue()
     for _ in range(FAIR_JOBS + 10):
         queue.append(job("steady"))
     for i in range(5 * MAX_IDLE_FLOWS):
