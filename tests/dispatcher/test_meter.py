@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -182,3 +185,16 @@ def test_a_part_may_be_registered_again() -> None:
         thread.start()
         thread.join(LIMIT_S)
     assert clocks.snapshot()["load"] >= 0.04e9
+
+
+def test_the_clock_of_a_process() -> None:
+    """All that it uses, from its start to its end, which may be read before somebody waits for it; then it stands."""
+    clocks = ThreadClocks()
+    program = "import time\nwhile time.process_time() < 0.2: pass"
+    with subprocess.Popen([sys.executable, "-c", program]) as process:
+        clock = clocks.register_process("other", process.pid)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        clock.end()
+    used_ns = clocks.snapshot()["other"]
+    assert used_ns >= 200_000_000
+    assert clocks.snapshot() == {"other": used_ns}

@@ -86,6 +86,22 @@ def test_a_model_is_added_served_and_removed(tmp_path: Path) -> None:
     with_admin(registry, test)
 
 
+def test_processes_end_with_the_service(tmp_path: Path) -> None:
+    """A model that is still there when the service closes leaves no process behind."""
+    source = str(write_model(tmp_path / "m"))
+    pids: list[int | None] = []
+
+    async def test(it: Running) -> None:
+        await ask(it, "POST", "", {"name": "second", "source": source})
+        await eventually(lambda: it.service.registry.models()[-1].state == "ready")
+        tokenizer = it.service.registry.models()[-1].tokenizer
+        assert isinstance(tokenizer, RemoteTokenizer)
+        pids.append(tokenizer.process.pid)
+
+    with_admin(registry_of(f"first={source}"), test)
+    assert [Path(f"/proc/{pid}").exists() for pid in pids] == [False]
+
+
 def test_a_failed_load_harms_nobody(tmp_path: Path) -> None:
     """Its status says why; the service stays ready."""
     registry = registry_of(f"first={write_model(tmp_path / 'first')}")
