@@ -94,11 +94,12 @@ class RouteChooser:
         """The route for at least one document of one kind. `policy`: the request's own; `deadline_ns` 0 = never."""
         policy = policy or self.policy
         costs = self.costs
-        cpu_cost, gpu_cost = costs.of(CPU, model, kind), costs.of(GPU, model, kind)
+        gpu_cost = costs.of(GPU, model, kind)
         if policy != ADAPTIVE:
             choice = asked_for(policy, n_bytes, n_documents, gpus, gpu_cost, now_ns)
             self._counts[choice.route, choice.reason].add()
             return choice
+        cpu_cost = costs.of(CPU, model, kind)
         key = (model, kind, size_class(n_bytes // n_documents))
         habit = self._habits.get(key)
         if habit is None:

@@ -37,7 +37,7 @@ FORGET_NS = 30_000_000_000
 KNOWN = 0.25
 """A class with less weight takes the factor of its nearest neighbour with more."""
 AGE_NS = 1_000_000_000
-OFTEN_NS = 1_000_000
+OFTEN_NS = 3_000_000
 """Replays of a size class that is well known are observed once in so long: more of them say nothing new."""
 UNANSWERED_STEP = 0.05
 """What one document counts for in the part that is left unanswered."""

@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -20,11 +21,11 @@ from dispatcher.costs import Costs
 from dispatcher.gpu.batch import RouteLimits
 from dispatcher.gpu.driver import SILENT, UNUSABLE, RouteDriver
 from dispatcher.gpu.group import ENGINE_SILENT, NOT_READY
-from dispatcher.gpu.incarnation import Replay
 from dispatcher.gpu.local_engine import LocalEngine, MakeGpu
 from dispatcher.gpu.local_link import LocalLink
 from dispatcher.gpu.options import LOCAL, GpuRouteOptions
 from dispatcher.gpu.process_link import ProcessLink
+from dispatcher.gpu.replay import Replay
 from dispatcher.gpu.route import GpuRoute
 from dispatcher.gpu.route_tally import RouteSnapshot
 from dispatcher.gpu.supervisor import EngineStatus, Supervisor
@@ -45,6 +46,9 @@ DELIVER = "gpu_deliver"
 """The part of CPU time that the threads of routes use."""
 SILENT_AFTER_WATCHDOG_S = 1.0
 """The watchdog of the supervisor comes first: it also ends the process."""
+
+LOCAL_LIMITS = RouteLimits(beside_documents=16, beside_bytes=1 << 17, beside_gap_ns=40_000)
+"""One thread launches and hands out: a replay beside another one costs it more than the wait, unless it is idle."""
 
 
 class Gpus:
@@ -68,7 +72,8 @@ class Gpus:
         self.driver = RouteDriver() if driven else None
         self.costs = Costs()
         self._clocks = clocks
-        self._limits = RouteLimits(silent_after_s=options.gpu_watchdog_s + SILENT_AFTER_WATCHDOG_S)
+        beside = LOCAL_LIMITS if options.gpu_engine == LOCAL else RouteLimits()
+        self._limits = replace(beside, silent_after_s=options.gpu_watchdog_s + SILENT_AFTER_WATCHDOG_S)
         self._cuts: dict[str, Cuts] = {}
         self._specs: dict[str, TokenizerSpec] = {}
         self._rewriters: dict[str, Rewriter] = {}

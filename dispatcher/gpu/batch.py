@@ -47,6 +47,7 @@ class RouteLimits:
 
 
 _Candidate = tuple[tuple[bool, int], ModelQueue, bool]
+_FIRST = (False, 0)
 
 
 @dataclass(slots=True)
@@ -67,11 +68,22 @@ class Former:
 
     @property
     def is_full(self) -> bool:
-        """Nothing is launched before a replay ends, unless so much comes at once that it is worth while."""
+        """Nothing is launched before a replay ends, unless so much comes at once that it is worth while.
+
+        Without the lock, so that it may be wrong for a moment.
+        """
         if self.n_under_way >= self.limits.max_in_flight:
             return True
         gap_ns = self.limits.beside_gap_ns
-        return any([queue.under_way and queue.gap_ns < gap_ns for queue in self.queues.values()])
+        return any([queue.under_way and queue.gap_ns < gap_ns for queue in tuple(self.queues.values())])
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing waits for a launch or for a slot, and nobody to be told that nothing comes."""
+        for queue in self.queues.values():
+            if queue.has_waiting:
+                return False
+        return not self.unwanted
 
     def open(self, key: str, slots: Sequence[Slot]) -> ModelQueue:
         """A queue for a model with these slots, all free."""
@@ -200,6 +212,10 @@ class Former:
         By age; but between two documents alone the others have a turn, whatever they are worth, so that none of them
         waits for two.
         """
+        if len(self.queues) == 1:
+            (queue,) = self.queues.values()
+            if not queue.filled:
+                return [(_FIRST, queue, False)] if queue.shared and self._is_worth(queue) else []
         found: list[_Candidate] = []
         if not self.n_alone_under_way:
             for queue in self.queues.values():

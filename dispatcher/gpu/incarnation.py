@@ -18,6 +18,7 @@ from dispatcher.gpu.batch import Former, RouteLimits
 from dispatcher.gpu.group import ENGINE_LOST, ENGINE_SILENT, UNREADABLE, Group, answer
 from dispatcher.gpu.link import Completion, EngineLink, EngineLost, Slot
 from dispatcher.gpu.model_queue import Batch, ModelQueue
+from dispatcher.gpu.replay import Replay
 from dispatcher.gpu.results import Reader
 from dispatcher.gpu.route_tally import RouteTally
 from dispatcher.gpu.staging import STEP_BYTES, fill_alone, fill_shared
@@ -29,22 +30,6 @@ MEASURED = 4
 is a system call."""
 MEASURED_BYTES = 1 << 16
 """But for launches of more text, whose copy takes longer than all else."""
-
-
-class Replay(NamedTuple):
-    """One replay as the observed costs want to know it."""
-
-    model_key: str
-    kind: str
-    """Content kind of its first group."""
-    n_bytes: int
-    n_documents: int
-    took_ns: int
-    """From launch to results at hand."""
-    cpu_ns: int
-    """Host CPU in all processes."""
-    n_unanswered: int
-    """Documents that need the CPU."""
 
 
 class Clocks(NamedTuple):
@@ -72,6 +57,8 @@ class Incarnation:
         self._limits, self._clocks, self._tally, self._on_replay = limits, clocks, tally, on_replay
         self._lock = threading.Lock()
         self._events: deque[tuple[Callable[[ModelQueue, Any], None], ModelQueue, Any]] = deque()
+        self._returned: deque[tuple[ModelQueue, Slot]] = deque()
+        """Slots that are free again while nothing waits for one: no reason to do anything."""
         self._in_flight: dict[int, Batch] = {}
         self._to_fill: deque[Batch] = deque()
         self._filling: tuple[Batch, int] | None = None
@@ -126,6 +113,8 @@ class Incarnation:
 
     def _go_on(self, completions: list[Completion]) -> None:
         ended: list[tuple[Batch, Completion]] = []
+        if not completions and not self._events and not self._returned and not self.is_filling:
+            return
         with self._lock:
             for completion in completions:
                 batch = self._in_flight.pop(completion.slot.number, None)
@@ -174,7 +163,9 @@ class Incarnation:
             self._end(ENGINE_LOST)
 
     def _apply_and_launch(self) -> None:
-        events, former = self._events, self.former
+        events, former, returned = self._events, self.former, self._returned
+        while returned:
+            former.give_back(*returned.popleft())
         while events:
             apply, queue, item = events.popleft()
             if self.over:
@@ -183,9 +174,14 @@ class Incarnation:
                 apply(queue, item)
         if self.over:
             return
+        if former.is_idle:
+            former.starved = False
+            return
         now_ns = self._clocks.wall()
         while (batch := former.next(now_ns)) is not None:
             if not self._launch(batch):
+                return
+            if former.is_idle:
                 return
         while (batch := former.reserve(now_ns)) is not None:
             self._to_fill.append(batch)
@@ -347,10 +343,14 @@ class Incarnation:
         """A slot is free again. Does not block: the garbage collector may call it anywhere."""
         if self.over:
             return
-        apply = self.former.unhold if was_held else self.former.give_back
-        self._events.append((apply, queue, slot))
-        if was_held and self.former.starved:
-            self.link.interrupt()
+        if was_held:
+            self._events.append((self.former.unhold, queue, slot))
+            if self.former.starved:
+                self.link.interrupt()
+        elif self.former.starved or queue.has_waiting:
+            self._events.append((self.former.give_back, queue, slot))
+        else:
+            self._returned.append((queue, slot))
 
     def _look(self, now_ns: int) -> None:
         """End the engine when a replay takes too long."""

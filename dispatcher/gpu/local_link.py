@@ -174,8 +174,6 @@ class LocalLink:
         left_ns = until_ns - now_ns
         for place in self._flying:
             left_ns = min(left_ns, self._due_ns(place, now_ns) - now_ns)
-        if self._flying:
-            left_ns = min(left_ns, until_ns - now_ns)
         if left_ns < MIN_NAP_NS:
             return False
         if left_ns > LONG_NAP_NS:

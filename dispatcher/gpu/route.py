@@ -10,9 +10,10 @@ from typing import Any
 from dispatcher.failures import where
 from dispatcher.gpu.batch import RouteLimits
 from dispatcher.gpu.group import ENGINE_LOST, NOT_READY, Group, answer
-from dispatcher.gpu.incarnation import Clocks, Incarnation, Replay
+from dispatcher.gpu.incarnation import Clocks, Incarnation
 from dispatcher.gpu.link import EngineLink
 from dispatcher.gpu.model_queue import ModelQueue
+from dispatcher.gpu.replay import Replay
 from dispatcher.gpu.route_tally import RouteSnapshot, RouteTally
 from dispatcher.policy import GpuLoad
 from gpu_core.encoder import NO_CUT

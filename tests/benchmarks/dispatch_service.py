@@ -11,6 +11,7 @@ from functools import partial
 from dispatcher.costs import KINDS, CostKey
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.errors import NoGpuRoute
+from dispatcher.gpu.driver import RouteDriver
 from dispatcher.gpu.engine_process import NAME
 from dispatcher.gpu.local_engine import MakeGpu
 from dispatcher.gpu.options import PROCESS, GpuRouteOptions
@@ -78,7 +79,8 @@ class DispatcherService:
 
     def target(self, policy: str) -> DispatcherTarget:
         """The service with a policy."""
-        return DispatcherTarget(self, policy) if self.gpus.driver is None else DrivenTarget(self, policy)
+        driver = self.gpus.driver
+        return DispatcherTarget(self, policy) if driver is None else DrivenTarget(self, policy, driver)
 
     def rest(self, seconds: float) -> bool:
         """Wait so long at most, and take a turn if there is something to do; whether there was."""
@@ -87,12 +89,6 @@ class DispatcherService:
             time.sleep(seconds)
             return False
         return driver.rest(seconds)
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether what is driven has something under way."""
-        driver = self.gpus.driver
-        return driver is not None and driver.is_busy
 
     def engines(self) -> list[int]:
         """Process ids of the engines, up or not."""
@@ -187,13 +183,18 @@ class DispatcherTarget:
 class DrivenTarget(DispatcherTarget):
     """See `Driving`."""
 
+    def __init__(self, service: DispatcherService, policy: str, driver: RouteDriver) -> None:
+        super().__init__(service, policy)
+        self._driver = driver
+
     def rest(self, seconds: float) -> int:
         """See `Driving.rest`."""
-        if self._service.is_busy:
-            self._service.rest(seconds)
+        driver = self._driver
+        if driver.is_busy:
+            driver.rest(seconds)
             return 0
         begin_ns = time.thread_time_ns()
-        return 0 if self._service.rest(seconds) else time.thread_time_ns() - begin_ns
+        return 0 if driver.rest(seconds) else time.thread_time_ns() - begin_ns
 
 
 _COUNTED = ("replays", "replay_ns", "replayed", "stage_ns", "deliver_ns", "engine_ns", "views")

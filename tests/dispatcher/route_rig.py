@@ -10,7 +10,7 @@ import numpy as np
 from dispatcher.gpu.batch import RouteLimits
 from dispatcher.gpu.fake_link import DEFAULT_SIZES, FakeEngine, Simulation, make_slots, serve_due
 from dispatcher.gpu.group import Group
-from dispatcher.gpu.incarnation import Replay
+from dispatcher.gpu.replay import Replay
 from dispatcher.gpu.route import GpuRoute
 from gpu_core.ladder import SizeClass
 from gpu_core.safe_cut import Cuts

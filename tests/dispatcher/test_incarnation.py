@@ -13,6 +13,7 @@ from dispatcher.gpu.held_ids import HeldIds
 from dispatcher.gpu.route import GpuRoute
 from gpu_core.ladder import SizeClass
 from tests.dispatcher.route_rig import MODEL, EveryByte, check
+from tests.engine_rig import until
 
 KIB = 1 << 10
 SIZES = (SizeClass(4 * KIB, 64), SizeClass(64 * KIB, 64), SizeClass(512 * KIB, 64))
@@ -83,6 +84,7 @@ def test_every_group_ends_once_whatever_the_threads_do(lost_after: int) -> None:
 
     server = threading.Thread(target=serve)
     server.start()
+    until(lambda: route.ready)
     callers = [Caller(route, seed) for seed in range(N_THREADS)]
     for caller in callers:
         caller.start()

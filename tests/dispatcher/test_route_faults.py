@@ -12,9 +12,9 @@ from dispatcher.gpu import incarnation as incarnation_module
 from dispatcher.gpu import staging
 from dispatcher.gpu.batch import RouteLimits
 from dispatcher.gpu.group import ENGINE_LOST, UNREADABLE
-from dispatcher.gpu.incarnation import Replay
 from dispatcher.gpu.link import Completion
 from dispatcher.gpu.model_queue import Batch
+from dispatcher.gpu.replay import Replay
 from dispatcher.gpu.staging import STEP_BYTES
 from gpu_core.ladder import SizeClass
 from tests.dispatcher.route_rig import MODEL, Rig, check

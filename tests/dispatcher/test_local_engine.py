@@ -1,0 +1,208 @@
+"""A GPU that the process uses itself: exact results on the thread that drives, and one end for good when it fails."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dispatcher.dispatcher import Dispatcher
+from dispatcher.gpu.link import EngineLost
+from dispatcher.gpu.local_link import LocalLink
+from dispatcher.gpu.options import GpuRouteOptions
+from dispatcher.gpu.table_builder import read_tables
+from dispatcher.gpus import Gpus
+from dispatcher.group_call import EncodedGroup
+from dispatcher.meter import ThreadClocks
+from dispatcher.options import DispatcherOptions
+from dispatcher.request import EncodeOptions
+from dispatcher.tokenizer import Tokenizer
+from tests.data import tokenizer_json
+from tests.dispatcher.host_engine import HostEngine
+from tests.engine_rig import LIMIT_S, OPTIONS, model, open_files, put, tables_fd, until, wrong_documents
+
+FAST: dict[str, Any] = {"gpus": "0", "gpu_engine": "local", "gpu_classes_kib": "4,512", "gpu_contexts": 2}
+PLAIN = EncodeOptions(add_special_tokens=False)
+DOCUMENTS = ["some text", "", "你好 123's", "x" * 300_000]
+
+
+def host(folder: Path, **script: Any) -> HostEngine:
+    """The script of a device that serves one tokenizer."""
+    path = folder / "tokenizer.json"
+    path.write_bytes(model().data)
+    return HostEngine({model().key: str(path)}, **script)
+
+
+class Local:
+    """A dispatcher with a GPU of this process."""
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer, driven: bool, **script: Any) -> None:
+        watchdog = script.pop("gpu_watchdog_s", 2.0)
+        options = GpuRouteOptions(**FAST, gpu_watchdog_s=watchdog)
+        make_gpu = host(folder, **script).gpu
+        self.gpus = Gpus(options, ThreadClocks(), folder, calibrate=False, driven=driven, make_gpu=make_gpu)
+        self.dispatcher = Dispatcher(DispatcherOptions(cpu_workers=1, policy="gpu"), lambda _: None, gpus=self.gpus)
+        self.threads: set[int] = set()
+        """Threads that results of the GPU came back on."""
+        self._tokenizer = tokenizer
+        self.gpus.start()
+        self.gpus.add(tokenizer, tokenizer_json("byte_bpe"))
+
+    @property
+    def serves(self) -> bool:
+        """Whether the GPU takes documents."""
+        return self.gpus.serves(self._tokenizer.spec.digest)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Rest, as long as the dispatcher likes it, until a condition holds."""
+        if self.gpus.driver is None:
+            until(condition)
+            return
+        until_s = time.monotonic() + LIMIT_S
+        while not condition():
+            assert time.monotonic() < until_s
+            self.gpus.driver.rest(0.01)
+
+    def submit(self, documents: list[str]) -> list[EncodedGroup]:
+        """Where the results will be."""
+        results: list[EncodedGroup] = []
+
+        def on_done(result: EncodedGroup | None, error: Exception | None) -> None:
+            assert result is not None, error
+            results.append(result)
+            if result.route == "gpu":
+                self.threads.add(threading.get_ident())
+
+        self.dispatcher.encode_group(self._tokenizer, documents, on_done, PLAIN)
+        return results
+
+    def encode(self, documents: list[str]) -> tuple[list[bytes], str]:
+        """Ids of one call, and the route."""
+        results = self.submit(documents)
+        self.until(lambda: bool(results))
+        return [bytes(ids) for ids in results[0].ids], results[0].route
+
+    def close(self) -> None:
+        """End it."""
+        self.gpus.close()
+        self.dispatcher.close()
+
+
+@pytest.fixture
+def make(tmp_path: Path, synthetic: Tokenizer) -> Iterator[Callable[..., Local]]:
+    """Makes dispatchers, which are closed at the end."""
+    made: list[Local] = []
+
+    def make_one(driven: bool = True, **script: Any) -> Local:
+        made.append(Local(tmp_path, synthetic, driven, **script))
+        return made[-1]
+
+    yield make_one
+    for local in made:
+        local.close()
+
+
+def expected(tokenizer: Tokenizer, documents: list[str]) -> list[bytes]:
+    """What is exact."""
+    return [document.ids for document in tokenizer.encode(documents, PLAIN)]
+
+
+@pytest.mark.parametrize("synthetic", ["byte_bpe"], indirect=True)
+@pytest.mark.parametrize("driven", [True, False])
+def test_results_are_exact(make: Callable[..., Local], synthetic: Tokenizer, driven: bool) -> None:
+    """Driven, they come on the caller's thread; otherwise on that of the GPU. Other threads may submit."""
+    local = make(driven, replay_s=0.0005)
+    local.until(lambda: local.serves)
+    assert local.encode(DOCUMENTS) == (expected(synthetic, DOCUMENTS), "gpu")
+    results: list[list[EncodedGroup]] = []
+    threads = [threading.Thread(target=lambda: results.append(local.submit(DOCUMENTS))) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    local.until(lambda: len(results) == 6 and all(results))
+    assert all([bytes(ids) for ids in result[0].ids] == expected(synthetic, DOCUMENTS) for result in results)
+    assert (local.threads == {threading.get_ident()}) == driven
+    (status,) = local.gpus.statuses()
+    assert (status.state, status.n_restarts) == ("ready", 0)
+    assert status.facts is not None
+
+
+@pytest.mark.parametrize("synthetic", ["byte_bpe"], indirect=True)
+@pytest.mark.parametrize("driven", [True, False])
+def test_a_device_that_fails_stays_down(make: Callable[..., Local], synthetic: Tokenizer, driven: bool) -> None:
+    """What is under way is answered by the CPU route, and so is all that comes later."""
+    local = make(driven, fail_after=2)
+    local.until(lambda: local.serves)
+    results = [local.submit(DOCUMENTS[:3]) for _ in range(20)]
+    local.until(lambda: all(results))
+    assert all([bytes(ids) for ids in result[0].ids] == expected(synthetic, DOCUMENTS[:3]) for result in results)
+    local.until(lambda: not local.serves)
+    assert local.encode(DOCUMENTS) == (expected(synthetic, DOCUMENTS), "cpu")
+    (status,) = local.gpus.statuses()
+    assert (status.state, status.reason) == ("down", "the device is dead")
+    assert "the device is dead" in local.gpus.why_not(synthetic.spec.digest)
+
+
+@pytest.mark.parametrize("synthetic", ["byte_bpe"], indirect=True)
+def test_a_replay_that_hangs_ends_the_route(make: Callable[..., Local], synthetic: Tokenizer) -> None:
+    """After the watchdog's time and a second."""
+    local = make(hang_after=0, gpu_watchdog_s=0.1)
+    local.until(lambda: local.serves)
+    assert local.encode(DOCUMENTS) == (expected(synthetic, DOCUMENTS), "cpu")
+    assert not local.serves
+    assert local.gpus.statuses()[0].state == "down"
+
+
+@pytest.mark.parametrize("synthetic", ["byte_bpe"], indirect=True)
+def test_without_a_device_the_cpu_route_serves(make: Callable[..., Local], synthetic: Tokenizer) -> None:
+    """The reason is told."""
+    local = make(unavailable="no GPU here")
+    until(lambda: local.gpus.statuses()[0].state == "down")
+    assert local.encode(DOCUMENTS) == (expected(synthetic, DOCUMENTS), "cpu")
+    assert local.gpus.statuses()[0].reason == "no GPU here"
+
+
+@pytest.mark.parametrize("synthetic", ["byte_bpe"], indirect=True)
+def test_tokenizers_come_and_go(make: Callable[..., Local], synthetic: Tokenizer) -> None:
+    """One that was removed is not served, and can be added again."""
+    local = make()
+    local.until(lambda: local.serves)
+    local.gpus.remove(synthetic)
+    local.until(lambda: not local.serves)
+    local.gpus.add(synthetic, tokenizer_json("byte_bpe"))
+    local.until(lambda: local.serves)
+    assert local.encode(DOCUMENTS) == (expected(synthetic, DOCUMENTS), "gpu")
+
+
+def test_a_link_alone(tmp_path: Path) -> None:
+    """Completions, reasons, interrupts and the end, without leaving a descriptor open."""
+    before = open_files()
+    link = LocalLink(host(tmp_path).gpu(OPTIONS), OPTIONS)
+    assert link.load(model().key, read_tables(os.dup(tables_fd("byte_bpe")))) == (4, 4)
+    slot = link.slots(model().key)[0]
+    documents = [b"one two", b"\xff", b"", "café".encode()]
+    link.launch(slot, *put(slot, documents), False)
+    assert link.is_busy
+    (completion,) = link.wait(LIMIT_S)
+    assert wrong_documents(completion, documents, model()) == []
+    assert link.wait(0.0) == []
+    link.interrupt()
+    assert link.wait(LIMIT_S) == []
+    link.kill("because")
+    with pytest.raises(EngineLost, match="because"):
+        link.launch(slot, 0, 0, False)
+    with pytest.raises(EngineLost, match="because"):
+        link.wait(None)
+    link.close()
+    link.close()
+    assert [name for name in open_files() if "eventfd" in name] == [name for name in before if "eventfd" in name]
+
+
+def test_one_gpu_only() -> None:
+    """A process that uses GPUs itself uses one."""
+    with pytest.raises(ValueError, match="one GPU"):
+        GpuRouteOptions(gpus="0,1", gpu_engine="local")
