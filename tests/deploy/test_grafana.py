@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from dispatcher.gpu.group import FALLBACK_REASONS
 from tests.deploy.conftest import DEPLOY
 from tests.deploy.promql import Metrics, matchers, result_labels
 from tests.deploy.test_prometheus import VALUES, recorded
@@ -64,6 +65,12 @@ def test_annotations_ask_for_what_is_exported(exported: Metrics) -> None:
     for annotation in BOARD["annotations"]["list"]:
         labels = result_labels(plain(annotation["expr"]), exported)
         assert set(re.findall(r"\{\{(\w+)\}\}", annotation["titleFormat"])) <= labels
+
+
+def test_fallbacks_are_there_before_the_first_one(exposition: str) -> None:
+    """Every reason has a counter from the start: a rate does not see an event that brings its counter along."""
+    found = set(re.findall(r'^sidetok_gpu_fallbacks_total\{gpu="0",reason="([^"]+)"\} 0', exposition, re.M))
+    assert found == set(FALLBACK_REASONS)
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
