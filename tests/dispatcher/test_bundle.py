@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import random
 import threading
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dispatcher.dispatcher import Dispatcher
+from dispatcher.errors import TextTooLarge
 from dispatcher.gpu.fake_link import NOT_NORMAL, FakeEngine
 from dispatcher.gpu.options import GpuRouteOptions
 from dispatcher.gpus import Gpus
@@ -17,7 +19,7 @@ from dispatcher.group_call import EncodedGroup
 from dispatcher.meter import ThreadClocks
 from dispatcher.options import DispatcherOptions
 from dispatcher.request import EncodeOptions
-from dispatcher.tokenizer import Tokenizer
+from dispatcher.tokenizer import Tokenizer, load_tokenizer
 from gpu_core.errors import SidetokError
 from gpu_core.normal_form import Rewriter, passes_quick_check
 from tests.data import tokenizer_json
@@ -151,4 +153,31 @@ def test_over_a_real_engine_process(tmp_path: Path, synthetic: Tokenizer) -> Non
     snapshot = gpus.snapshots()[0]
     assert snapshot.n_rewritten == 4
     assert snapshot.needs_cpu[NOT_NORMAL] >= 4
+    dispatcher.close()
+
+
+def test_the_bound_of_the_reference_is_the_same_for_what_comes_back(tmp_path: Path) -> None:
+    """A long document that the GPU leaves is refused or answered as it is on the CPU route; a short one is answered."""
+    data = tokenizer_json("split_bpe")
+    bounded = load_tokenizer(data, engine="reference", cache_dir=None, max_reference_bytes=2000)
+    command = engine_command(tmp_path, "split_bpe", quick_check=True)
+    clocks = ThreadClocks()
+    gpus = Gpus(GpuRouteOptions(gpus="0", gpu_classes_kib="4,64", gpu_contexts=2), clocks, tmp_path, command, False)
+    gpus.start()
+    dispatcher = Dispatcher(DispatcherOptions(cpu_workers=1, policy="gpu"), lambda _: None, gpus=gpus, clocks=clocks)
+    gpus.add(bounded, data)
+    until(lambda: gpus.serves(bounded.spec.digest))
+    # Too many marks in a row: it is not rewritten, and comes back.
+    marks = "a" + "\u0301\u0300" * 100
+    # The last one cannot be cut, neither for the GPU nor for the reference.
+    texts = [marks, marks + " b" * 2000, marks + "\u4e2d" * (1 << 20)]
+    told: queue.SimpleQueue[tuple[EncodedGroup | None, SidetokError | None]] = queue.SimpleQueue()
+    for text in texts:
+        outcomes = []
+        for route in ("cpu", "gpu"):
+            dispatcher.encode_group(bounded, [text], lambda *answer: told.put(answer), PLAIN, route=route)
+            result, error = told.get(timeout=LIMIT_S)
+            outcomes.append((result and [bytes(ids) for ids in result.ids], type(error), str(error)))
+        assert outcomes[0] == outcomes[1], text[:300]
+        assert (outcomes[0][1] is TextTooLarge) == (text is texts[-1])
     dispatcher.close()
