@@ -24,7 +24,7 @@ from gpu_core.contexts import set_up
 from gpu_core.encoding import Encoding, Lease, PackedEncoding, PartResult, ResidentEncoding, Times
 from gpu_core.errors import NoFreeContext
 from gpu_core.execution import Device, ExecutionContext, OutOfDeviceMemory
-from gpu_core.filling import fill, packed_starts
+from gpu_core.filling import Lengths, fill, lengths_of, packed_starts
 from gpu_core.join_layout import fits
 from gpu_core.ladder import Ladder, Part, Plan
 from gpu_core.layout import FLAG_IDS, FLAG_NORMAL_FORM, FLAG_TOKEN_STARTS, REASON_NOT_NORMAL, REASON_TOO_LONG, REASONS
@@ -155,8 +155,8 @@ class Encoder:
         self, documents: Sequence[bytes | memoryview], *, token_starts: bool = False
     ) -> ResidentEncoding:
         """The same with results that stay on the device. Raises `ValueError` for more than the largest size class."""
-        lengths = [len(document) for document in documents]
-        n_bytes, n_documents = sum(lengths), len(documents)
+        lengths = lengths_of(documents)
+        n_bytes, n_documents = int(np.sum(lengths, dtype=np.int64)), len(documents)
         if self.ladder.fitting(n_bytes, n_documents) == len(self._free):
             raise ValueError("a resident result is that of one replay; this is more than the largest size class")
         times = Times()
@@ -203,8 +203,8 @@ class Encoder:
         return (0 if count_only else FLAG_IDS) | (FLAG_TOKEN_STARTS if token_starts else 0)
 
     def _encode(self, documents: Sequence[bytes | memoryview], flags: int) -> Encoding:
-        lengths = [len(document) for document in documents]
-        n_bytes = sum(lengths)
+        lengths = lengths_of(documents)
+        n_bytes = sum(lengths) if isinstance(lengths, list) else int(lengths.sum(dtype=np.int64))
         if self.ladder.fitting(n_bytes, len(documents)) == len(self._free):
             return self._encode_parts(documents, flags)
         times = Times()
@@ -376,7 +376,7 @@ class _Parts:
             self._pieces[piece.document].append((number, place, piece.start))
         texts = [self._documents[piece.document][piece.start : piece.end] for piece in part.pieces]
         replay = _Replay(self._lease(part), part.n_bytes, len(texts), flags)
-        _fill(replay.lease.context, texts, [len(text) for text in texts], self._times)
+        _fill(replay.lease.context, texts, lengths_of(texts), self._times)
         self._encoder._launch(replay, self._times)
         self._on_the_way.append(replay)
 
@@ -408,9 +408,7 @@ class _Parts:
             self._results[-1].detach()
 
 
-def _fill(
-    context: ExecutionContext, documents: Sequence[bytes | memoryview], lengths: Sequence[int], times: Times
-) -> None:
+def _fill(context: ExecutionContext, documents: Sequence[bytes | memoryview], lengths: Lengths, times: Times) -> None:
     begin = time.perf_counter_ns()
     fill(context, documents, lengths)
     times.fill_ns += time.perf_counter_ns() - begin

@@ -12,32 +12,41 @@ from gpu_core.execution import ExecutionContext
 
 JOINED_BYTES = 2048
 """Documents of a shorter average are joined before they are copied: one copy costs less than many."""
+Lengths = list[int] | NDArray[np.uint32]
 MANY = 256
 """So many documents are worth an array of their lengths."""
 
 
-def fill(context: ExecutionContext, documents: Sequence[bytes | memoryview], lengths: Sequence[int]) -> None:
-    """Copy documents of these lengths."""
+def lengths_of(documents: Sequence[bytes | memoryview]) -> Lengths:
+    """Bytes of each: a list of few, an array of many."""
+    if len(documents) < MANY:
+        return [len(document) for document in documents]
+    return np.fromiter(map(len, documents), np.uint32, len(documents))
+
+
+def fill(context: ExecutionContext, documents: Sequence[bytes | memoryview], lengths: Lengths) -> None:
+    """Copy documents; `lengths` as `lengths_of` gives them."""
     if len(documents) == 1:
-        context.document_starts[0], context.document_starts[1] = 0, lengths[0]
-        context.text[: lengths[0]] = documents[0]
+        context.document_starts[0], context.document_starts[1] = 0, len(documents[0])
+        context.text[: len(documents[0])] = documents[0]
         return
     n = len(documents)
-    if n < MANY:
+    if isinstance(lengths, list):
         ends = list(accumulate(lengths, initial=0))
         context.document_starts[: n + 1] = ends
         n_bytes = ends[-1]
     else:
         context.document_starts[0] = 0
-        np.cumsum(np.array(lengths, np.uint32), out=context.document_starts[1 : n + 1], dtype=np.uint32)
+        np.cumsum(lengths, out=context.document_starts[1 : n + 1], dtype=np.uint32)
         n_bytes = context.document_starts.item(n)
     if n_bytes < JOINED_BYTES * n:
         context.text[:n_bytes] = b"".join(documents)
         return
     at = 0
-    for length, document in zip(lengths, documents, strict=True):
-        context.text[at : at + length] = document
-        at += length
+    for document in documents:
+        end = at + len(document)
+        context.text[at:end] = document
+        at = end
 
 
 def packed_starts(document_starts: ArrayLike, n_bytes: int) -> NDArray[np.uint32]:

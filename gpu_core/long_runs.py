@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from gpu_core.classes import FAMILY_CLASSES, family_classes
 from gpu_core.layout import MAX_PRETOKEN
 from gpu_core.run_literals import split_literals
+from gpu_core.runs import AsciiRuns, Run, runs_in
 from gpu_core.slots import ID_BITS
 from gpu_core.spec import TokenizerSpec
 from gpu_core.tables import Tables
@@ -84,7 +85,10 @@ class Pieces:
         differs[1:] |= steps[1:] != steps[:-1]
         firsts = [0, *(np.flatnonzero(differs) + 1).tolist()]
         if len(firsts) * PIECES_PER_COPY > len(lengths):
-            target[:] = np.frombuffer(b"".join(self.texts(document)), np.uint8)
+            text, to, at = memoryview(document), target.data, 0
+            for start, end in zip(self.starts.tolist(), self.ends.tolist(), strict=True):
+                to[at : at + end - start] = text[start:end]
+                at += end - start
             return
         # Pieces of one length that are equally far apart are rows of a matrix over the document.
         data, at = np.frombuffer(document, np.uint8), 0
@@ -116,7 +120,7 @@ class LongRuns:
         self._has_ascii_tails = family == "deepseek_v3"
         if self._has_ascii_tails:
             self._kinds[128:][self._kinds[128:] == _LETTER] = _OTHER_LETTER
-        self._kinds_of_ascii = self._kinds[:256].tobytes()
+        self._ascii_runs = AsciiRuns(self._kinds[:256].tobytes(), min_run)
         self._literals = self._literals_by_kind(token.content for token in spec.added_tokens)
         self._lengths = lengths
         self._overlap, self._min_run, self._step = overlap, min_run, step
@@ -157,21 +161,21 @@ class LongRuns:
         starts = tokens.place[kept] + np.repeat(tokens.offset, upper - lower)
         return tokens.ids[kept], starts.astype(np.uint32)
 
-    def _runs_of(self, document: bytes) -> list[_Run]:
+    def _runs_of(self, document: bytes) -> list[Run]:
         """Runs of one kind that are long enough to be cut; none if the document is no UTF-8."""
         if document.isascii():
-            return _long_runs_in(np.frombuffer(document.translate(self._kinds_of_ascii), np.uint8), self._min_run)
+            return self._ascii_runs.find(document)
         try:
             codes = np.frombuffer(document.decode().encode("utf-32-le"), "<u4")
         except UnicodeDecodeError:
             return []
         # By characters first, which have up to four bytes: these are counted for few runs only.
         found, at, byte = [], 0, 0
-        for run in _long_runs_in(self._kinds[codes], self._min_run // 4):
+        for run in runs_in(self._kinds[codes], self._min_run // 4):
             begin = byte + _n_bytes(codes[at : run.begin])
             at, byte = run.end, begin + _n_bytes(codes[run.begin : run.end])
             if byte - begin > self._min_run:
-                found.append(_Run(begin, byte, run.kind, run.before, run.behind))
+                found.append(Run(begin, byte, run.kind, run.before, run.behind))
         return found
 
     def _literals_by_kind(self, literals: Iterable[str]) -> dict[int, _Literals]:
@@ -183,7 +187,7 @@ class LongRuns:
                 by_kind.setdefault(kinds.pop(), []).append(literal.encode())
         return {kind: _Literals(found) for kind, found in by_kind.items()}
 
-    def _cuts(self, document: bytes, data: NDArray[np.uint8], run: _Run, shift: int) -> _Cuts | None:
+    def _cuts(self, document: bytes, data: NDArray[np.uint8], run: Run, shift: int) -> _Cuts | None:
         """Of a run: where pieces begin, and where the piece before each of these ends.
 
         Inside a run of one kind, the split goes on to the end of the run wherever a piece begins, and up to the end of
@@ -292,30 +296,6 @@ class _Literals:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Where a run of one kind begins and ends, and the kinds beside it; 0 beside the document."""
-
-    begin: int
-    end: int
-    kind: int
-    before: int
-    behind: int
-
-
-def _long_runs_in(kinds: NDArray[np.uint8], min_run: int) -> list[_Run]:
-    """Runs of one kind that are longer than that."""
-    if not len(kinds):
-        return []
-    borders = np.concatenate([[0], np.flatnonzero(kinds[1:] != kinds[:-1]) + 1, [len(kinds)]])
-    is_long = (np.diff(borders) > min_run) & (kinds[borders[:-1]] > 0)
-    around = [0, *kinds[borders[:-1]].tolist(), 0] if is_long.any() else []
-    return [
-        _Run(int(borders[i]), int(borders[i + 1]), around[i + 1], around[i], around[i + 2])
-        for i in np.flatnonzero(is_long).tolist()
-    ]
-
-
 def _n_bytes(codes: NDArray[np.uint32]) -> int:
     """Of these characters as UTF-8."""
     return len(codes) + sum(int(np.count_nonzero(codes > limit)) for limit in (0x7F, 0x7FF, 0xFFFF))
@@ -323,10 +303,15 @@ def _n_bytes(codes: NDArray[np.uint32]) -> int:
 
 def _behind_newlines(data: NDArray[np.uint8], stops: NDArray[np.int64], overlap: int) -> NDArray[np.int64]:
     """The last places at or before these that are behind a line end; one that is too far away is not found."""
-    seen = overlap - overlap // 2 + 1
-    before = sliding_window_view(data, seen)[stops - seen, ::-1]
-    is_newline = (before == 0x0A) | (before == 0x0D)
-    return np.where(is_newline.any(axis=1), stops - is_newline.argmax(axis=1), 0)
+    found, left = np.zeros_like(stops), np.arange(len(stops))
+    for back in range(overlap - overlap // 2 + 1):
+        before = data[stops[left] - back - 1]
+        is_newline = (before == 0x0A) | (before == 0x0D)
+        here, left = left[is_newline], left[~is_newline]
+        found[here] = stops[here] - back
+        if not len(left):
+            break
+    return found
 
 
 def _leads(data: NDArray[np.uint8], positions: NDArray[np.int64]) -> NDArray[np.int64]:
