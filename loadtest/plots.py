@@ -28,7 +28,7 @@ def draw(results: list[Result], folder: Path, form: str) -> list[Path]:
     for name, plot in PLOTS.items():
         figure, axes = new_figure()
         for k, result in enumerate(results):
-            plot(axes, result, _label(results, k), f"C{k}")
+            plot(axes, result, label_of(results, k), f"C{k}")
         if axes.has_data():
             files.append(save(figure, axes, folder / f"{name}.{form}"))
     return files
@@ -143,7 +143,7 @@ def _number_plainly(axes: Axes) -> None:
             axis.set_minor_formatter(NullFormatter())
 
 
-def _label(results: list[Result], k: int) -> str:
+def label_of(results: list[Result], k: int) -> str:
     """The scenario, and of several results of one scenario the server, the route or their number."""
     same = [i for i, result in enumerate(results) if result["scenario"] == results[k]["scenario"]]
     name = str(results[k]["scenario"])

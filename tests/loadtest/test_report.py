@@ -10,7 +10,7 @@ import pytest
 
 from loadtest.compare import compared, differences
 from loadtest.errors import BadResult
-from loadtest.plots import PLOTS, draw
+from loadtest.plots import PLOTS, achieved_against_offered, draw, label_of, new_figure
 from loadtest.report import markdown
 from loadtest.result import read_result, write_result
 from loadtest.table import markdown_table, microseconds, number, percent
@@ -131,3 +131,15 @@ def test_results_are_small(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     write_result(path, {"format": "x", "value": 1 / 3, "list": (1, 2)})
     assert json.loads(path.read_text()) == {"format": "x", "value": 0.333333, "list": [1, 2]}
+
+
+def test_lines_of_plots() -> None:
+    """Lines go by rising rate, however a search went; results of one scenario are told apart by their routes."""
+    steps = [step_of(rate) for rate in (100, 400, 200)]
+    by_route = [result_of(*steps) for _ in range(2)]
+    by_route[1]["options"]["route"] = "cpu"
+    axes = new_figure()[1]
+    for k, result in enumerate(by_route):
+        achieved_against_offered(axes, result, label_of(by_route, k), "C0")
+    assert [list(line.get_xdata()) for line in axes.get_lines()] == [[100, 200, 400]] * 2
+    assert [line.get_label() for line in axes.get_lines()] == ["short, auto", "short, cpu"]
