@@ -154,6 +154,7 @@ def test_over_a_real_engine_process(tmp_path: Path, synthetic: Tokenizer) -> Non
     assert snapshot.n_rewritten == 4
     assert snapshot.needs_cpu[NOT_NORMAL] >= 4
     dispatcher.close()
+    gpus.close()
 
 
 def test_the_bound_of_the_reference_is_the_same_for_what_comes_back(tmp_path: Path) -> None:
@@ -181,3 +182,4 @@ def test_the_bound_of_the_reference_is_the_same_for_what_comes_back(tmp_path: Pa
         assert outcomes[0] == outcomes[1], text[:300]
         assert (outcomes[0][1] is TextTooLarge) == (text is texts[-1])
     dispatcher.close()
+    gpus.close()
