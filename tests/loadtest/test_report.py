@@ -6,6 +6,7 @@ import json
 import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from loadtest.compare import compared, differences
@@ -141,5 +142,5 @@ def test_lines_of_plots() -> None:
     axes = new_figure()[1]
     for k, result in enumerate(by_route):
         achieved_against_offered(axes, result, label_of(by_route, k), "C0")
-    assert [list(line.get_xdata()) for line in axes.get_lines()] == [[100, 200, 400]] * 2
+    assert [np.asarray(line.get_xdata()).tolist() for line in axes.get_lines()] == [[100, 200, 400]] * 2
     assert [line.get_label() for line in axes.get_lines()] == ["short, auto", "short, cpu"]
