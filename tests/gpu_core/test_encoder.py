@@ -248,3 +248,23 @@ def _words(rng: random.Random, n_bytes: int) -> bytes:
     while len(text) < n_bytes:
         text += rng.choice(words).encode()
     return text
+
+
+def test_packed_documents() -> None:
+    """One text with borders gives the ids of the documents between them, in arrays that keep the context."""
+    one = encoder()
+    documents = [b"it's one", b"", b"x" * 30, b"drei"]
+    packed = one.encode_packed(b"".join(documents), np.cumsum([0, *map(len, documents)]))
+    tokens = packed.document_tokens
+    assert packed.ids is not None
+    assert [packed.ids[tokens[i] : tokens[i + 1]].tolist() for i in (0, 1, 3)] == [
+        ids_of(documents[i]) for i in (0, 1, 3)
+    ]
+    assert packed.needs_cpu == {2: REASONS[TOO_LONG]}
+    assert len(one._free[0]) == 1
+    packed.release()
+    assert len(one._free[0]) == 2
+    counted = one.encode_packed(b"two words", [0, 9], count_only=True)
+    assert (counted.ids, counted.document_tokens.tolist()) == (None, [0, 2])
+    with pytest.raises(ValueError, match="largest size class"):
+        one.encode_packed(b"x" * 300, [0, 300])

@@ -117,6 +117,8 @@ def test_pieces_end_inside_runs(bench: Bench) -> None:
         assert pieces.ends[-2] <= end - MARGIN
         assert (pieces.ends - pieces.starts).max() <= STEP + OVERLAP + MARGIN + len(b"before  behind")
     assert long_runs.cut(b"short words only " * 100) is None
+    # Line ends only where no piece may end.
+    assert long_runs.cut(b"\n" + b"\t" * 2000 + b"\n") is None
     assert long_runs.cut(b"") is None
     assert long_runs.cut(b"\xff" + b"a" * 1000) is None
 
