@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.engines.memory import release_free_memory
-from dispatcher.gpu.options import GpuRouteOptions
+from dispatcher.gpu.options import LOCAL, GpuRouteOptions
 from dispatcher.gpus import Gpus
 from dispatcher.meter import ThreadClocks
 from dispatcher.options import DispatcherOptions
@@ -64,7 +64,8 @@ class Service:
                 Path(work.cache_dir) if work.cache_dir else None,
                 engine_command,
                 calibrate=not engine_command and work.policy == ADAPTIVE,
-                driven=True,
+                # Replays on a GPU of this process end without waking the loop.
+                driven=gpu.gpu_engine != LOCAL,
             )
             registry.gpus = self.gpus
         self.dispatcher = Dispatcher(work, self._loop.call_soon_threadsafe, self._loop.call_soon, self.gpus, clocks)

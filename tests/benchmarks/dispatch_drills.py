@@ -76,7 +76,7 @@ def long_documents(
         trial = bench.trial(Load(rate, seconds, LONG_BYTES, LONG_BYTES, seed=rate), n_samples)
         for target in tuple(left):
             row = trial.run(target, bench.generator_cpus, drain_s=drain_s, offered_per_s=rate)
-            if row["unanswered"] or row["achieved_per_s"] < KEPT_UP * rate:
+            if row["unanswered"] or row["achieved_per_s"] < KEPT_UP * trial.rate:
                 left.remove(target)
             yield row
 

@@ -31,6 +31,7 @@ class GigatokenTarget:
         self._backend: Any = load_hf_json(tokenizer_json)
         self._options = PadTruncate(0)
         self._waiting: SimpleQueue[tuple[int, bytes, Record] | None] = SimpleQueue()
+        self._record: Record | None = None
         self._counts = [0] * n_threads
         self._threads = [
             threading.Thread(target=self._serve, args=(number,), name=f"gigatoken-{number}", daemon=True)
@@ -41,6 +42,7 @@ class GigatokenTarget:
 
     def submit(self, first: int, documents: Sequence[bytes], record: Record) -> None:
         """See `Target`."""
+        self._record = record
         for number, document in enumerate(documents, first):
             self._waiting.put((number, document, record))
 
@@ -58,7 +60,9 @@ class GigatokenTarget:
     def _serve(self, number: int) -> None:
         while (item := self._waiting.get()) is not None:
             place, document, record = item
-            rows, _lengths = self._backend.encode_batch_padded([document], self._options, parallel=True)
+            if record is not self._record:
+                continue
+            rows, _lengths = self._backend.encode_batch_padded([document], self._options, parallel=False)
             if record.sampled(place, 1):
                 record.kept[place] = np.asarray(rows, dtype=np.uint32).tobytes()
             self._counts[number] += 1

@@ -63,6 +63,11 @@ class Trial:
         """Windows of the corpora at the times of the load."""
         return cls(documents_of(load, corpora), schedule(load), reference, seed=load.seed, n_samples=n_samples)
 
+    @property
+    def rate(self) -> float:
+        """Documents per second, as it came out: arrivals are drawn."""
+        return len(self.due_ns) / max(int(self.due_ns[-1] - self.due_ns[0]), 1) * 1e9
+
     def run(
         self,
         target: CountingTarget,
