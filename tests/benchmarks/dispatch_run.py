@@ -66,7 +66,7 @@ class Trial:
     @property
     def rate(self) -> float:
         """Documents per second, as it came out: arrivals are drawn."""
-        return len(self.due_ns) / max(int(self.due_ns[-1] - self.due_ns[0]), 1) * 1e9
+        return len(self.due_ns) / max(int(self.due_ns[-1]), 1) * 1e9
 
     def run(
         self,
