@@ -19,6 +19,7 @@ ROW = 128
 SHORTEST = 2 * ROW - 1
 """Every run of so many bytes is found."""
 _LOOK = ROW // 4
+_LETTERS = [(ord("A"), ord("Z")), (ord("a"), ord("z"))]
 _ROWS = 512
 """Rows at a time: what is computed of them stays in the cache."""
 
@@ -67,13 +68,13 @@ class AsciiRuns:
     def _leave_uniform(self, rows: NDArray[np.uint8], kinds: NDArray[np.uint8], kind: int) -> None:
         """Set the kind of those rows to 0 that look like one kind and are not."""
         numbers = np.flatnonzero(kinds == kind)
+        # Fresh memory is slow at first, more so on a virtual machine.
+        scratch = [np.empty((_ROWS, ROW), np.uint8) for _ in range(3)]
         for at in range(0, len(numbers), _ROWS):
             some = numbers[at : at + _ROWS]
             side_by_side = some[-1] - some[0] == len(some) - 1
             text = rows[some[0] : some[-1] + 1] if side_by_side else rows[some]
-            inside = _inside(text, self._ranges[kind])
-            if not inside.all():
-                kinds[some[~inside.all(axis=1)]] = 0
+            kinds[some[~_uniform(text, self._ranges[kind], scratch)]] = 0
 
     def _extended(self, document: bytes, begin: int, end: int, kind: int) -> Run:
         """The run that these rows lie in."""
@@ -105,11 +106,28 @@ def _ranges(is_of_kind: NDArray[np.bool_]) -> list[tuple[int, int]]:
     return list(zip(np.flatnonzero(steps == 1).tolist(), (np.flatnonzero(steps == -1) - 1).tolist(), strict=True))
 
 
-def _inside(text: NDArray[np.uint8], ranges: list[tuple[int, int]]) -> NDArray[np.bool_]:
-    """Which bytes lie in one of the ranges; a few instructions for many bytes at once."""
-    inside = np.zeros(0, np.bool_)
-    for first, last in ranges:
+def _uniform(
+    rows: NDArray[np.uint8], ranges: list[tuple[int, int]], scratch: list[NDArray[np.uint8]]
+) -> NDArray[np.bool_]:
+    """Which rows lie in these ranges: a few instructions for many bytes at once, in memory that is there."""
+    shifted, inside, own = (array[: len(rows)] for array in scratch)
+    if ranges == _LETTERS:
+        # With this bit a capital letter is a small one, and nothing else becomes a letter.
+        np.bitwise_or(rows, np.uint8(0x20), out=shifted)
+        np.subtract(shifted, np.uint8(ord("a")), out=shifted)
+        return _all_below(shifted, 26)
+    for number, (first, last) in enumerate(ranges):
         # Bytes below the first one wrap around.
-        own = (text - np.uint8(first)) <= np.uint8(last - first)
-        inside = np.logical_or(inside, own, out=own) if len(inside) else own
-    return inside
+        np.subtract(rows, np.uint8(first), out=shifted)
+        np.greater(shifted, np.uint8(last - first), out=(own if number else inside).view(np.bool_))
+        if number:
+            np.bitwise_and(inside, own, out=inside)
+    return _all_below(inside, 1)
+
+
+def _all_below(rows: NDArray[np.uint8], limit: int) -> NDArray[np.bool_]:
+    """Which rows have no byte from a limit on; nearly always all or many."""
+    if int(rows.max()) < limit:
+        return np.ones(len(rows), np.bool_)
+    below: NDArray[np.bool_] = rows.max(axis=1) < limit
+    return below
