@@ -22,14 +22,16 @@ WAIT_NS = 1_000_000
 """Short jobs may wait this long for a worker that is awake before another one is woken."""
 LONG_BYTES = 16_384
 """A job with a larger body is long."""
-LONG_NS = 100_000
-"""When short bodies take longer than this on average (a slow engine), every job is long."""
+LONG_NS = 1_000_000
+"""When short bodies take longer than this on average (a slow engine), every job is long. Well above what a fast engine
+needs on a slow machine: a worker for each job makes threads wait for the interpreter, so that all jobs seem slow."""
 FIRST_WAKE_NS = 50_000
 """What waking a worker is assumed to take before it was seen."""
 SMOOTHING = 0.1
-ROUND_JOBS = 16
-ROUND_BYTES = 32_768
-"""Bounds of a round of short jobs: about 150 us of work."""
+ROUND_JOBS = 64
+ROUND_BYTES = 131_072
+ROUND_NS = 5_000_000
+"""Bounds of a round of short jobs; the last one on what they are expected to take."""
 
 
 class WorkQueue:
@@ -184,7 +186,8 @@ class WorkQueue:
             return [first], self._next_to_wake()
         jobs = [first]
         n_bytes = first.slot.n_bytes
-        while (job := self._jobs.head()) is not None and len(jobs) < ROUND_JOBS:
+        n_most = min(ROUND_JOBS, int(ROUND_NS / max(self._short_ns, 1)))
+        while (job := self._jobs.head()) is not None and len(jobs) < n_most:
             n_bytes += job.slot.n_bytes
             if n_bytes > ROUND_BYTES or job.slot.n_bytes > LONG_BYTES:
                 break

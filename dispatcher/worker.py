@@ -17,9 +17,11 @@ from dispatcher.meter import Work, WorkerTally
 from dispatcher.request import DecodeRequest, EncodedDocument, EncodeRequest, Request, Result
 from dispatcher.router import Read, Router, merged
 from dispatcher.shadow import ShadowCheck
-from dispatcher.work_queue import ROUND_BYTES, WorkQueue
+from dispatcher.work_queue import WorkQueue
 
 Jobs = Sequence[Job[Any]]
+PART_CHARS = 32_768
+"""A long batch is encoded so much at a time."""
 
 
 class Worker(threading.Thread):
@@ -181,11 +183,11 @@ class Worker(threading.Thread):
 
 
 def _parts(documents: list[str]) -> Iterator[list[str]]:
-    """Documents in order, together up to `ROUND_BYTES` characters, one at least."""
+    """Documents in order, together up to `PART_CHARS` characters, one at least."""
     part: list[str] = []
     n_chars = 0
     for document in documents:
-        if part and n_chars + len(document) > ROUND_BYTES:
+        if part and n_chars + len(document) > PART_CHARS:
             yield part
             part, n_chars = [], 0
         part.append(document)

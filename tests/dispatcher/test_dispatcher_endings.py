@@ -11,7 +11,7 @@ import weakref
 import pytest
 
 from dispatcher.errors import DeadlineExceeded
-from dispatcher.work_queue import ROUND_BYTES
+from dispatcher.worker import PART_CHARS
 from tests.fakes import LIMIT_S, FakeJob, Gate, Panic
 from tests.rig import LONG, Rig, ids
 
@@ -100,7 +100,7 @@ def test_cancelling_a_job_that_waits(lone: Rig) -> None:
 
 def test_cancelling_a_job_that_runs(lone: Rig) -> None:
     """A running batch costs at most what is encoded at once; the slot comes back when the worker lets go."""
-    one = "1" * ROUND_BYTES
+    one = "1" * PART_CHARS
     gate = lone.tokenizer.gate(one)
     job = lone.submit(one, "two", "three", body_bytes=LONG)
     gate.wait_entered()

@@ -10,7 +10,7 @@ import pytest
 from dispatcher.admission import Admission
 from dispatcher.backlog import HUGE_BYTES
 from dispatcher.options import DispatcherOptions
-from dispatcher.work_queue import LONG_BYTES, ROUND_BYTES, ROUND_JOBS, WAIT_NS, WorkQueue
+from dispatcher.work_queue import LONG_BYTES, LONG_NS, ROUND_BYTES, ROUND_JOBS, ROUND_NS, WAIT_NS, WorkQueue
 from tests.dispatcher.crew import TOKENIZER, Crew, Hand, until
 from tests.dispatcher.crew import crew as crew
 from tests.fakes import LIMIT_S, FakeJob
@@ -69,12 +69,15 @@ def test_waking_a_worker_is_timed(crew: Crew) -> None:
     assert 0 < crew.queue.wake_ns < WAIT_NS
 
 
+N_LARGEST = ROUND_BYTES // LONG_BYTES
+
+
 @pytest.mark.parametrize(
     ("sizes", "expected"),
     [
         ([1] * (ROUND_JOBS + 3), ROUND_JOBS),
-        ([ROUND_BYTES // 2, ROUND_BYTES // 2, 1], 2),
-        ([ROUND_BYTES // 2, ROUND_BYTES // 2 + 1], 1),
+        ([LONG_BYTES] * N_LARGEST + [1], N_LARGEST),
+        ([LONG_BYTES] * (N_LARGEST - 1) + [1, LONG_BYTES], N_LARGEST),
         ([0, 0, LONG_BYTES], 3),
         ([1, LONG_BYTES + 1], 1),
         ([LONG_BYTES + 1, 1], 1),
@@ -94,6 +97,19 @@ def test_bounds_of_a_round(sizes: list[int], expected: int) -> None:
     if expected < len(jobs):
         hand.ask()
         assert hand.round() == jobs[expected:]
+    crew.stop()
+
+
+def test_a_round_is_bounded_by_what_it_takes() -> None:
+    """Slow bodies share a round only as far as the next one does not wait long for it."""
+    crew = Crew(1)
+    crew.learn(LONG_NS // 2)
+    crew.park(crew.hands[0])
+    jobs = [crew.job() for _ in range(2 * ROUND_NS // (LONG_NS // 2))]
+    crew.put(*jobs)
+    taken = crew.woken().round()
+    assert 1 < len(taken) <= ROUND_NS // (LONG_NS // 4)
+    assert taken == jobs[: len(taken)]
     crew.stop()
 
 

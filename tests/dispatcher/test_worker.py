@@ -17,8 +17,8 @@ from dispatcher.options import DispatcherOptions
 from dispatcher.request import EncodedDocument, EncodeOptions
 from dispatcher.router import NoGpus, Router
 from dispatcher.shadow import ShadowCheck
-from dispatcher.work_queue import ROUND_BYTES, WorkQueue
-from dispatcher.worker import Worker
+from dispatcher.work_queue import WorkQueue
+from dispatcher.worker import PART_CHARS, Worker
 from tests.fakes import LIMIT_S, FakeJob, FakeTokenizer, Panic
 
 MARKER = "the-secret-text"
@@ -118,7 +118,7 @@ def test_jobs_that_somebody_else_took_are_left_alone(bench: Bench) -> None:
 
 def test_a_long_batch_is_left_between_parts(bench: Bench) -> None:
     """A long batch is encoded a little at a time, and stops when nobody wants it any more."""
-    first = "a" * ROUND_BYTES
+    first = "a" * PART_CHARS
     gate = bench.tokenizer.gate(first)
     job = bench.job(first, "b", "c", n_bytes=1 << 20)
     bench.queue.put([job])
@@ -131,9 +131,9 @@ def test_a_long_batch_is_left_between_parts(bench: Bench) -> None:
 
 
 def test_documents_of_a_long_batch_share_calls(bench: Bench) -> None:
-    """As many as a round may hold go together, in order; a larger one goes alone."""
+    """As many as a part may hold go together, in order; a larger one goes alone."""
     tokenizer = CountedTokenizer()
-    half, huge = "h" * (ROUND_BYTES // 2), "x" * (2 * ROUND_BYTES)
+    half, huge = "h" * (PART_CHARS // 2), "x" * (2 * PART_CHARS)
     job = bench.job("a", half, half, "b", huge, "c", "d", tokenizer=tokenizer, n_bytes=1 << 20)
     bench.round(job)
     assert tokenizer.calls == [["a", half], [half, "b"], [huge], ["c", "d"]]

@@ -11,7 +11,7 @@ import pytest
 
 from dispatcher.errors import InvalidText
 from dispatcher.options import DispatcherOptions
-from dispatcher.work_queue import ROUND_BYTES
+from dispatcher.worker import PART_CHARS
 from service.options import ServiceOptions
 from tests.fakes import FakeTokenizer, Panic
 from tests.service_fakes import FakeReceive, FakeRegistry, FakeSend, eventually, run, running
@@ -288,7 +288,7 @@ def test_a_client_that_leaves_while_it_waits() -> None:
         tokenizer, registry = models()
         gate = tokenizer.gate("hold")
         async with running(registry, work=DispatcherOptions(cpu_workers=1)) as it:
-            long = body_of(["hold", "never" * ROUND_BYTES])
+            long = body_of(["hold", "never" * PART_CHARS])
             receives = [FakeReceive(long), FakeReceive(body_of("queued"))]
             asking = [
                 asyncio.ensure_future(it.call("/v1/encode", receive=r, content_length=str(n)))
