@@ -19,6 +19,10 @@ class NoGpuRoute(OverloadError):
     """The request asks for the GPU route, and no engine is ready for its model."""
 
 
+class ModelAway(OverloadError):
+    """The model has a process of its own, which ended; another one is being started."""
+
+
 class InvalidIds(CallerError):
     """A sequence of token ids that cannot be decoded."""
 

@@ -10,17 +10,20 @@ import logging
 import operator
 import os
 import random
+import select
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from multiprocessing.connection import Connection
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 from dispatcher.cpus import usable_cpus
-from dispatcher.errors import EngineFault
+from dispatcher.errors import EngineFault, ModelAway
 from dispatcher.gpu.child import python_command
 from dispatcher.gpu.restarts import Restarts
 from dispatcher.meter import ThreadClocks
@@ -33,10 +36,10 @@ log = logging.getLogger("sidetok.model_process")
 PROGRAM = "dispatcher.tokenizer_process"
 MIN_CALLS = 4
 """Calls that are answered at the same time, as there are workers; one for each CPU if there are more."""
-ATTEMPTS = 2
-"""A call that lost its process is made once more."""
-WAIT_S = 10.0
-"""How long a call waits for a process that is being started again."""
+LOOK_S = 1.0
+"""How often it is looked whether a process that is asked for something works."""
+SILENT_LOOKS, SILENT_LOOKS_LOADING = 5, 20
+"""Looks in a row without an answer and without CPU time after which it hangs. One that was stopped by a signal: two."""
 MIN_RESTART_S, MAX_RESTART_S = 0.05, 30.0
 CLOSE_S = 2.0
 NOTHING = TokenizerCounts({}, {}, 0)
@@ -57,15 +60,16 @@ class _Process:
         for connection in self.connections:
             self.idle.put(connection)
         numbers = [end.fileno() for end in theirs]
-        self.running = subprocess.Popen(
-            [*python_command(PROGRAM), ",".join(map(str, numbers))], stdin=subprocess.DEVNULL, pass_fds=numbers
-        )
+        command = [*python_command(PROGRAM), ",".join(map(str, numbers)), str(os.getpid())]
+        self.running = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=numbers)
         for end in theirs:
             end.close()
         self._clock = clocks.register_process("model_process", self.running.pid)
         self.ready_s = 0.0
         self.is_lost = False
         self._closed: list[Connection] = []
+        self._guard = threading.Thread(target=self._end_if_silent, name="sidetok-model-process", daemon=True)
+        self._guard.start()
 
     def load(self, data: bytes, options: dict[str, Any]) -> Facts:
         """What the process says of the tokenizer. Raises its error, or `_Lost`."""
@@ -103,6 +107,7 @@ class _Process:
         self.is_lost = True
         self._clock.end()
         self.running.wait()
+        self._guard.join()
         # Each comes back when its call has failed; a closed one goes on failing.
         for _ in self.connections:
             connection = self.idle.get()
@@ -110,6 +115,23 @@ class _Process:
             self._closed.append(connection)
         for connection in self._closed:
             self.idle.put(connection)
+
+    def _end_if_silent(self) -> None:
+        """The thread: a process that hangs would hold the worker of every call for ever."""
+        end = select.poll()
+        # No events but the other end's closing, which is the end of the process.
+        end.register(self.connections[0].fileno(), 0)
+        n_silent, used_ns = 0, -1
+        while not end.poll(LOOK_S * 1000):
+            before_ns, used_ns = used_ns, self._clock.read()
+            is_loading = not self.ready_s
+            is_asked = is_loading or self.idle.qsize() < len(self.connections)
+            n_silent = n_silent + 1 if is_asked and used_ns == before_ns else 0
+            limit = SILENT_LOOKS_LOADING if is_loading else SILENT_LOOKS
+            if n_silent >= limit or (n_silent > 1 and _is_stopped(self.running.pid)):
+                log.error("the process of a model hangs and is ended", extra={"pid": self.running.pid})
+                self.running.kill()
+                return
 
 
 class ModelProcess:
@@ -135,29 +157,34 @@ class ModelProcess:
 
     def start(self) -> Facts:
         """Start the process and load the tokenizer. Raises `TokenizerFileError` with the reason, or `EngineFault`."""
-        process, facts = self._start()
-        self._watcher = threading.Thread(
-            target=self._watch, args=(process, facts.spec.digest), name="sidetok-model-process", daemon=True
-        )
+        facts: Future[Facts] = Future()
+        # The process ends with the thread that starts it, so that is one that stays.
+        self._watcher = threading.Thread(target=self._run, args=(facts,), name="sidetok-model-process", daemon=True)
         self._watcher.start()
-        return facts
+        try:
+            return facts.result()
+        finally:
+            # An error holds this frame, and would hold itself and the file.
+            del facts
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """The result of a method of the tokenizer, or its error. Raises `EngineFault` when there is no process."""
-        for _attempt in range(ATTEMPTS):
-            process = self._present()
-            try:
-                reply = process.call(name, arguments)
-            except _Lost:
-                process.is_lost = True
-                continue
-            with self._changed:
-                if process is self._process:
-                    self._of_present = _combined(self._of_present, reply.counts, max)
-            if reply.error is not None:
-                raise reply.error
-            return reply.value
-        raise EngineFault("The process of this model ended while it worked on the request.")
+        """The result of a method of the tokenizer, or its error. Raises `ModelAway` when there is no process, or none
+        any more: nobody waits for the next one here, since whoever waits holds a worker, which others need.
+        """
+        process = self._process
+        if process is None or process.is_lost:
+            raise ModelAway("The process of this model is not there; it is being started again. Try again.")
+        try:
+            reply = process.call(name, arguments)
+        except _Lost:
+            process.is_lost = True
+            raise ModelAway("The process of this model ended while it worked on the request. Try again.") from None
+        with self._changed:
+            if process is self._process:
+                self._of_present = _combined(self._of_present, reply.counts, max)
+        if reply.error is not None:
+            raise reply.error
+        return reply.value
 
     def counters(self) -> TokenizerCounts:
         """What all processes did that there were, as far as their answers told."""
@@ -177,15 +204,19 @@ class ModelProcess:
         if self._watcher is not None:
             self._watcher.join(CLOSE_S)
 
-    def _present(self) -> _Process:
-        def is_there() -> bool:
-            return self._process is not None and not self._process.is_lost
-
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or is_there(), WAIT_S)
-            if self._is_closed or self._process is None or self._process.is_lost:
-                raise EngineFault("The process of this model is not there; it is being started again.")
-            return self._process
+    def _run(self, first: Future[Facts]) -> None:
+        """The thread: start the process, and go on with it if it lives."""
+        try:
+            with self._clocks.counting("load"):
+                process, facts = self._start()
+        except BaseException as error:
+            first.set_exception(error)
+            del first
+            return
+        first.set_result(facts)
+        digest = facts.spec.digest
+        del first, facts
+        self._watch(process, digest)
 
     def _start(self) -> tuple[_Process, Facts]:
         with self._changed:
@@ -202,11 +233,10 @@ class ModelProcess:
             raise
         with self._changed:
             self._process = process
-            self._changed.notify_all()
         return process, facts
 
     def _watch(self, process: _Process, digest: str) -> None:
-        """The thread: reap the process, start another one, until it is closed."""
+        """Reap the process, start another one, until it is closed."""
         while True:
             process.reap()
             with self._changed:
@@ -227,6 +257,14 @@ class ModelProcess:
     def _closes_within(self, seconds: float) -> bool:
         with self._changed:
             return self._changed.wait_for(lambda: self._is_closed, seconds)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal or a debugger holds a process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
 
 
 def _combined(a: TokenizerCounts, b: TokenizerCounts, how: Callable[[int, int], int]) -> TokenizerCounts:

@@ -1,10 +1,10 @@
 """A process that holds one tokenizer and answers calls of its methods. It ends with the process that started it.
 
-    python -m dispatcher.tokenizer_process SOCKETS
+    python -m dispatcher.tokenizer_process SOCKETS PARENT
 
-SOCKETS are descriptors, separated by commas; calls come through all of them at once, each answered by a thread of its
-own. Through the first one come the options and the file, and go the facts. Objects are pickled: both ends are one
-program (`dispatcher.model_calls`).
+PARENT is the process that must live. SOCKETS are descriptors, separated by commas; calls come through all of them at
+once, each answered by a thread of its own. Through the first one come the options and the file, and go the facts.
+Objects are pickled: both ends are one program (`dispatcher.model_calls`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 from dispatcher.engines import is_fault
 from dispatcher.engines.memory import release_free_memory
 from dispatcher.errors import EngineFault
+from dispatcher.gpu.child import end_with
 from dispatcher.model_calls import METHODS, Facts, Reply
 from dispatcher.tokenizer import Tokenizer, load_tokenizer
 from gpu_core.errors import SidetokError, TokenizerFileError
@@ -34,9 +35,10 @@ _PR_SET_NAME = 15
 
 def main(arguments: Sequence[str]) -> int:
     """Serve until the other end is gone; the exit status."""
+    if not end_with(int(arguments[1])):
+        return 0
     # A signal to the whole group is for the parent: what is in flight there still needs this process.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_NAME, NAME, 0, 0, 0)
     connections = [Connection(int(number)) for number in arguments[0].split(",")]
     first = connections[0]
@@ -83,13 +85,16 @@ def _load(first: Connection) -> Tokenizer | None:
 
 
 def _serve(connection: Connection, tokenizer: Tokenizer) -> None:
-    """Answer calls; the whole process ends when the other end is gone."""
+    """Answer calls; the whole process ends when the other end is gone, or would wait for an answer that cannot come."""
     try:
         while True:
             name, arguments = connection.recv()
             connection.send_bytes(pickle.dumps(_reply(tokenizer, name, arguments), protocol=5))
     except (EOFError, OSError):
         os._exit(0)
+    finally:
+        # No memory for a call or its result, say.
+        os._exit(1)
 
 
 def _reply(tokenizer: Tokenizer, name: str, arguments: tuple[Any, ...]) -> Reply:

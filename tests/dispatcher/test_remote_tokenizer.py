@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dispatcher.errors import EngineFault, InvalidOption, InvalidText
+from dispatcher import model_process, tokenizer_process
+from dispatcher.errors import EngineFault, InvalidOption, InvalidText, ModelAway
 from dispatcher.meter import ThreadClocks
 from dispatcher.model_calls import METHODS
+from dispatcher.model_process import NOTHING
 from dispatcher.remote_tokenizer import RemoteTokenizer, load_remote_tokenizer
 from dispatcher.request import EncodedDocument, EncodeOptions
 from dispatcher.tokenizer import Tokenizer, load_tokenizer
-from gpu_core.errors import TokenizerFileError
+from gpu_core.errors import SidetokError, TokenizerFileError
 from tests.data import corpus_windows, tokenizer_json
+from tests.engine_rig import is_alive
 from tests.fakes import LIMIT_S
 
 FAMILY = "split_bpe"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -119,27 +128,156 @@ def test_many_threads(remote: RemoteTokenizer) -> None:
     assert wrong == []
 
 
+def answered_by(remote: RemoteTokenizer, document: str) -> list[EncodedDocument]:
+    """What the process that is started next answers."""
+    until_s = time.monotonic() + LIMIT_S
+    while True:
+        try:
+            return remote.encode([document], EncodeOptions())
+        except ModelAway:
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+
+
+class Calls:
+    """Calls of several threads at the same time, all with one document."""
+
+    def __init__(self, remote: RemoteTokenizer, document: str, n_times: int, n_threads: int = 4) -> None:
+        self.answers: list[EncodedDocument] = []
+        self.errors: list[SidetokError] = []
+
+        def work() -> None:
+            try:
+                self.answers.extend(remote.encode([document] * n_times, EncodeOptions()))
+            except SidetokError as error:
+                self.errors.append(error)
+
+        self._threads = [threading.Thread(target=work) for _ in range(n_threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def join(self) -> None:
+        """Wait for the last one."""
+        for thread in self._threads:
+            thread.join(LIMIT_S)
+            assert not thread.is_alive()
+
+
 def test_a_process_that_is_killed_comes_back(remote: RemoteTokenizer, clocks: ThreadClocks) -> None:
-    """Calls under way and later ones are answered; counts and CPU time only grow; the old process is gone."""
+    """Calls under way are answered or told to try again, and nobody waits; later ones are answered; counts and CPU
+    time only grow; the old process is gone.
+    """
     document = " ".join(sample.text for sample in corpus_windows(8, 20_000, seed=5))
     (expected,) = remote.encode([document], EncodeOptions())
     n_before, cpu_before_ns, pid = remote.counters().documents[remote.engine], clocks.snapshot(), pid_of(remote)
-    answers: list[EncodedDocument] = []
-    threads = [
-        threading.Thread(target=lambda: answers.extend(remote.encode([document] * 8, EncodeOptions())))
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
+    calls = Calls(remote, document, 8)
     os.kill(pid, signal.SIGKILL)
-    for thread in threads:
-        thread.join(LIMIT_S)
-    assert answers == [expected] * 32
-    assert remote.encode([document], EncodeOptions()) == [expected]
+    calls.join()
+    assert all(answer == expected for answer in calls.answers)
+    assert all(isinstance(error, ModelAway) for error in calls.errors)
+    assert len(calls.answers) // 8 + len(calls.errors) == 4
+    assert answered_by(remote, document) == [expected]
     assert pid_of(remote) != pid
     assert has_ended(pid)
     assert remote.counters().documents[remote.engine] > n_before
     assert clocks.snapshot()["model_process"] > cpu_before_ns["model_process"] > 0
+
+
+def test_a_process_that_is_stopped_is_replaced(remote: RemoteTokenizer) -> None:
+    """Callers get an error soon, more of them than there are connections, and the next process answers."""
+    (expected,) = remote.encode(["a"], EncodeOptions())
+    pid = pid_of(remote)
+    os.kill(pid, signal.SIGSTOP)
+    calls = Calls(remote, "a" * 5_000_000, 1, n_threads=12)
+    calls.join()
+    assert [type(error) for error in calls.errors] == [ModelAway] * 12
+    assert answered_by(remote, "a") == [expected]
+    assert has_ended(pid)
+
+
+def test_a_process_that_works_for_long_is_left_alone(remote: RemoteTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What uses CPU time does not hang, and neither does one that nobody asks for anything."""
+    monkeypatch.setattr(model_process, "LOOK_S", 0.1)
+    pid = pid_of(remote)
+    document = " ".join(sample.text for sample in corpus_windows(8, 40_000, seed=5))
+    remote.encode([document] * 2, EncodeOptions(char_offsets=True))
+    time.sleep(1)
+    assert pid_of(remote) == pid
+
+
+def child_pids() -> set[int]:
+    """Processes that this one started."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                found.add(int(stat.parent.name))
+    return found
+
+
+def test_a_process_that_is_stopped_while_it_loads(clocks: ThreadClocks) -> None:
+    """The load fails; it does not keep all later ones waiting."""
+    before, errors = child_pids(), list[BaseException]()
+
+    def load() -> None:
+        try:
+            load_remote_tokenizer(tokenizer_json(FAMILY), clocks, cache_dir=None).close()
+        except EngineFault as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    until_s = time.monotonic() + LIMIT_S
+    while not (new := child_pids() - before):
+        assert time.monotonic() < until_s
+    os.kill(new.pop(), signal.SIGSTOP)
+    thread.join(LIMIT_S)
+    assert [str(error) for error in errors] == ["The process of this model ended while it loaded."]
+    assert child_pids() == before
+
+
+PARENT = """
+import sys, time
+from dispatcher.meter import ThreadClocks
+from dispatcher.remote_tokenizer import load_remote_tokenizer
+tokenizer = load_remote_tokenizer(sys.stdin.buffer.read(), ThreadClocks(), cache_dir=None)
+print(tokenizer.process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_it_ends_with_its_parent_in_any_state() -> None:
+    """Also when the one is killed and the other is stopped."""
+    command = [sys.executable, "-c", PARENT]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        parent.stdin.write(tokenizer_json(FAMILY))
+        parent.stdin.close()
+        pid = int(parent.stdout.readline())
+        os.kill(pid, signal.SIGSTOP)
+        parent.kill()
+    until_s = time.monotonic() + LIMIT_S
+    while is_alive(pid):
+        assert time.monotonic() < until_s
+
+
+def test_a_call_that_breaks_the_process_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No memory for a result, say: the other end must not wait for ever."""
+
+    class Broken:
+        counters = staticmethod(lambda: NOTHING)
+        token_to_id = staticmethod(lambda _token: threading.Lock())
+
+    def end(status: int) -> None:
+        raise SystemExit(status)
+
+    monkeypatch.setattr(os, "_exit", end)
+    ours, theirs = (Connection(sock.detach()) for sock in socket.socketpair())
+    with ours, theirs:
+        ours.send(("token_to_id", ("a",)))
+        with pytest.raises(SystemExit):
+            tokenizer_process._serve(theirs, Broken())  # type: ignore[arg-type]
 
 
 def test_it_ends_with_its_last_user(clocks: ThreadClocks, tmp_path: Path) -> None:
@@ -151,7 +289,7 @@ def test_it_ends_with_its_last_user(clocks: ThreadClocks, tmp_path: Path) -> Non
     gc.collect()
     process.join()
     assert has_ended(pid)
-    with pytest.raises(EngineFault, match="not there"):
+    with pytest.raises(ModelAway, match="not there"):
         process.call("token_to_id", "a")
     cpu_ns = clocks.snapshot()["model_process"]
     assert cpu_ns > 0
