@@ -155,6 +155,12 @@ class ModelProcess:
         process = self._process
         return None if process is None or process.is_lost else process.running.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a process, be it one that still loads."""
+        process = self._newest
+        return process is not None and not process.is_lost
+
     def start(self) -> Facts:
         """Start the process and load the tokenizer. Raises `TokenizerFileError` with the reason, or `EngineFault`."""
         facts: Future[Facts] = Future()

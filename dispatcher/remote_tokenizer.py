@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dispatcher.meter import ThreadClocks
-from dispatcher.model_calls import Facts
 from dispatcher.model_process import ModelProcess
 from dispatcher.request import EncodedDocument, EncodeOptions
 from dispatcher.tokenizer import Tokenizer, TokenizerCounts
@@ -21,8 +18,10 @@ class RemoteTokenizer(Tokenizer):
     The process ends when nobody holds the tokenizer any more: what is under way when its model is removed is answered.
     """
 
-    def __init__(self, process: ModelProcess, facts: Facts) -> None:
+    def __init__(self, process: ModelProcess) -> None:
+        """Start the process and load the file. Raises `TokenizerFileError` with the reason, or `EngineFault`."""
         self.process = process
+        facts = process.start()
         self.spec = facts.spec
         self.engine = facts.engine
         self.engine_version = facts.engine_version
@@ -71,15 +70,3 @@ class RemoteTokenizer(Tokenizer):
         """End the process and wait until it is gone."""
         self.process.close()
         self.process.join()
-
-
-def load_remote_tokenizer(
-    data: bytes, clocks: ThreadClocks, *, engine: str = "auto", cache_dir: Path | None, max_reference_bytes: int = 0
-) -> RemoteTokenizer:
-    """`load_tokenizer` in a process of its own, whose CPU time `clocks` count.
-
-    Raises `TokenizerFileError` with the reason, `EngineFault` when the process does not live.
-    """
-    options = {"engine": engine, "cache_dir": cache_dir, "max_reference_bytes": max_reference_bytes}
-    process = ModelProcess(data, options, clocks)
-    return RemoteTokenizer(process, process.start())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from gpu_core.errors import TokenizerFileError
 
 FALLBACK_MODEL_LEN = 2048
 """Context length of a model whose files name none: what vLLM assumes then."""
+
+MAX_FILE_BYTES = 1 << 30
+"""Longest file that is read; the largest tokenizers have 30 MB or so."""
 
 MAX_SANE_LEN = 1 << 53
 """Above this a context length is a placeholder (files carry 10^30 for "unknown")."""
@@ -164,6 +168,12 @@ def _read_text(path: Path) -> str:
 
 def _read_bytes(path: Path) -> bytes:
     try:
+        status = path.stat()
+        # A pipe or a device may have no end.
+        if not stat.S_ISREG(status.st_mode):
+            raise TokenizerFileError(f"{path}: not a file")
+        if status.st_size > MAX_FILE_BYTES:
+            raise TokenizerFileError(f"{path}: {status.st_size:,} bytes are too many; {MAX_FILE_BYTES:,} are read")
         return path.read_bytes()
     except OSError as error:
         raise TokenizerFileError(f"{path}: {error.strerror or 'cannot be read'}") from None

@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Literal
@@ -19,8 +18,9 @@ from dispatcher.embedded import EMBEDDED_MODEL
 from dispatcher.engines import is_fault
 from dispatcher.gpus import Gpus
 from dispatcher.meter import ThreadClocks
+from dispatcher.model_process import ModelProcess
 from dispatcher.options import DispatcherOptions
-from dispatcher.remote_tokenizer import RemoteTokenizer, load_remote_tokenizer
+from dispatcher.remote_tokenizer import RemoteTokenizer
 from dispatcher.tokenizer import Tokenizer, load_tokenizer
 from gpu_core.errors import SidetokError
 from service.chat import ChatTemplate
@@ -42,6 +42,8 @@ MAX_LOADERS = 4
 MAX_MODELS = 64
 """Models up to which more may be added at run time."""
 
+REMOVED = "It was removed while it loaded."
+
 State = Literal["loading", "ready", "failed"]
 
 
@@ -56,6 +58,9 @@ class Model:
     """A file with the chat template that stands for those of the model; empty = the model's own."""
     is_added: bool = False
     """It came at run time: readiness does not wait for it."""
+    is_removed: bool = False
+    process: ModelProcess | None = None
+    """That of an added model, from the begin of its load."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     aliases: tuple[str, ...] = ()
     state: State = "loading"
@@ -98,6 +103,8 @@ class Registry:
         """Where loaded tokenizers are served, too."""
         self.clocks = ThreadClocks()
         """Where the CPU time of processes of models is counted."""
+        self._removal = threading.Lock()
+        """Between the thread that removes a model and the one that loads it."""
         self._models = _parse_models(service.model)
         self._names = _parse_aliases(service.alias, self._models)
         default = service.default_model or next(iter(self._models))
@@ -152,26 +159,38 @@ class Registry:
         return model
 
     def remove(self, model: Model) -> None:
-        """Serve a model no more; what is under way is finished. Raises `Conflict` for one that cannot go now."""
+        """Serve a model no more; what is under way is finished, a load of an added model is given up.
+
+        Raises `Conflict` for one that cannot go now.
+        """
         if model is self.default:
             raise Conflict(f"The model {model.name!r} is the default; it stays.")
-        if model.state == "loading":
+        if model.state == "loading" and not model.is_added:
             raise Conflict(f"The model {model.name!r} is still loading; try again.")
         self._models = {name: other for name, other in self._models.items() if other is not model}
         self._names = {name: other for name, other in self._names.items() if other is not model}
         self.n_models = len(self._models)
-        if self.gpus is not None and model.tokenizer is not None:
-            self.gpus.remove(model.tokenizer)
+        with self._removal:
+            model.is_removed = True
+            if model.tokenizer is None:
+                if model.process is not None:
+                    model.process.close()
+            elif self.gpus is not None:
+                self.gpus.remove(model.tokenizer)
+            # Requests that are under way keep the tokenizer, and it keeps the process.
+            model.process = None
 
     def close(self) -> None:
         """End the processes of models."""
         for model in self._models.values():
-            if isinstance(model.tokenizer, RemoteTokenizer):
-                model.tokenizer.close()
+            if (process := model.process) is not None:
+                process.close()
+                process.join()
 
     def load(self, model: Model) -> None:
-        """Load one model; returns when it is ready or failed."""
-        self._load(model)
+        """Load one model; returns when it is ready or failed, at once when it was removed."""
+        if not model.is_removed:
+            self._load(model)
 
     def load_all(self, around: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext) -> None:
         """Load every model; returns when each is ready or failed. A model that fails harms no other.
@@ -211,7 +230,7 @@ class Registry:
             if not is_fault(error):
                 raise
             model.error = str(error) if isinstance(error, SidetokError) else f"{type(error).__name__}: {error}"
-            model.state = "failed"
+            model.process, model.state = None, "failed"
         model.load_s = time.perf_counter() - start_s
         _log_load(model)
 
@@ -220,9 +239,13 @@ class Registry:
         model.special_tokens = files.special_tokens
         model.generation_defaults = files.generation_defaults
         model.tokenizer_max_len = files.tokenizer_max_len
-        model.tokenizer = self._tokenizer_of(files.tokenizer_json, model.is_added)
-        if self.gpus is not None:
-            self.gpus.add(model.tokenizer, files.tokenizer_json)
+        tokenizer = self._tokenizer_of(files.tokenizer_json, model)
+        with self._removal:
+            if model.is_removed:
+                raise ModelFailed(REMOVED)
+            model.tokenizer = tokenizer
+            if self.gpus is not None:
+                self.gpus.add(tokenizer, files.tokenizer_json)
         if files.chat_templates:
             try:
                 model.chat_template = ChatTemplate(files.chat_templates, files.special_tokens)
@@ -230,15 +253,21 @@ class Registry:
                 # Text can be served without it.
                 model.error = str(error)
 
-    def _tokenizer_of(self, data: bytes, is_added: bool) -> Tokenizer:
+    def _tokenizer_of(self, data: bytes, model: Model) -> Tokenizer:
         """In a process of its own for a model that comes at run time: its load would hold up everybody else."""
-        load = partial(load_remote_tokenizer, clocks=self.clocks) if is_added else load_tokenizer
-        return load(
-            data,
-            engine=self._engine,
-            cache_dir=self._cache_dir,
-            max_reference_bytes=self._max_reference_bytes,
-        )
+        options: dict[str, Any] = {
+            "engine": self._engine,
+            "cache_dir": self._cache_dir,
+            "max_reference_bytes": self._max_reference_bytes,
+        }
+        if not model.is_added:
+            return load_tokenizer(data, **options)
+        process = ModelProcess(data, options, self.clocks)
+        with self._removal:
+            if model.is_removed:
+                raise ModelFailed(REMOVED)
+            model.process = process
+        return RemoteTokenizer(process)
 
     def _on_gpu(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """Whether the GPU route serves a tokenizer now, and if not, why."""
@@ -324,6 +353,8 @@ def _parse_aliases(arguments: Iterable[str], models: dict[str, Model]) -> dict[s
 
 
 def _log_load(model: Model) -> None:
+    if model.is_removed:
+        return
     fields: dict[str, Any] = {"model": model.name, "load_s": round(model.load_s, 3)}
     if model.tokenizer is None or model.state == "failed":
         log.error("model failed", extra={**fields, "reason": model.error})

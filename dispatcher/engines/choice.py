@@ -10,6 +10,10 @@ from dispatcher.engines.reference_engine import ReferenceEngine
 from dispatcher.proof import ProofCache, Verdict, prove
 from gpu_core.spec import TokenizerSpec
 
+SPARSE_IDS = 1 << 20
+"""So many ids and four times the entries of a file: one beyond that is for the reference, since engines have a place
+for every id up to it, and end the process when there is no memory for them."""
+
 
 class EngineClass(Protocol):
     """A class of engines, before anything is loaded."""
@@ -63,6 +67,8 @@ def choose_engine(
         return Choice(reference, "asked for")
     if spec.dropout:
         return Choice(reference, "the model has BPE dropout, so its ids are random")
+    if spec.max_id > SPARSE_IDS + 4 * (spec.vocab_size + len(spec.added_tokens)):
+        return Choice(reference, f"its ids are sparse: they reach {spec.max_id:,}")
     refusals: list[str] = []
     for name in engines if wanted == "auto" else (wanted,):
         try:

@@ -70,8 +70,10 @@ def _without_holes(text: str) -> str | None:
     file = json.loads(text)
     vocab = file["model"]["vocab"]
     used = set(vocab.values())
-    holes = set(range(max(used, default=-1))) - used
-    if not holes or len(holes) > len(used):
+    n_ids = max(used, default=-1) + 1
+    # An id may be as large as four billions.
+    if not 0 < n_ids - len(used) <= len(used):
         return None
+    holes = set(range(n_ids)) - used
     vocab |= {f"\ue000unused {i}\ue000": i for i in holes}
     return json.dumps(file)

@@ -23,8 +23,8 @@ from dispatcher import model_process, tokenizer_process
 from dispatcher.errors import EngineFault, InvalidOption, InvalidText, ModelAway
 from dispatcher.meter import ThreadClocks
 from dispatcher.model_calls import METHODS
-from dispatcher.model_process import NOTHING
-from dispatcher.remote_tokenizer import RemoteTokenizer, load_remote_tokenizer
+from dispatcher.model_process import NOTHING, ModelProcess
+from dispatcher.remote_tokenizer import RemoteTokenizer
 from dispatcher.request import EncodedDocument, EncodeOptions
 from dispatcher.tokenizer import Tokenizer, load_tokenizer
 from gpu_core.errors import SidetokError, TokenizerFileError
@@ -34,6 +34,11 @@ from tests.fakes import LIMIT_S
 
 FAMILY = "split_bpe"
 ROOT = Path(__file__).parents[2]
+
+
+def load_remote_tokenizer(data: bytes, clocks: ThreadClocks, cache_dir: Path | None = None) -> RemoteTokenizer:
+    """A file's tokenizer in a process of its own."""
+    return RemoteTokenizer(ModelProcess(data, {"cache_dir": cache_dir}, clocks))
 
 
 @pytest.fixture
@@ -221,7 +226,7 @@ def test_a_process_that_is_stopped_while_it_loads(clocks: ThreadClocks) -> None:
 
     def load() -> None:
         try:
-            load_remote_tokenizer(tokenizer_json(FAMILY), clocks, cache_dir=None).close()
+            load_remote_tokenizer(tokenizer_json(FAMILY), clocks).close()
         except EngineFault as error:
             errors.append(error)
 
@@ -239,8 +244,9 @@ def test_a_process_that_is_stopped_while_it_loads(clocks: ThreadClocks) -> None:
 PARENT = """
 import sys, time
 from dispatcher.meter import ThreadClocks
-from dispatcher.remote_tokenizer import load_remote_tokenizer
-tokenizer = load_remote_tokenizer(sys.stdin.buffer.read(), ThreadClocks(), cache_dir=None)
+from dispatcher.model_process import ModelProcess
+from dispatcher.remote_tokenizer import RemoteTokenizer
+tokenizer = RemoteTokenizer(ModelProcess(sys.stdin.buffer.read(), {"cache_dir": None}, ThreadClocks()))
 print(tokenizer.process.pid, flush=True)
 time.sleep(60)
 """
@@ -311,7 +317,7 @@ def test_a_file_that_cannot_be_loaded(clocks: ThreadClocks) -> None:
         load_tokenizer(b"{}", cache_dir=None)
     n_threads = threading.active_count()
     with pytest.raises(TokenizerFileError) as there:
-        load_remote_tokenizer(b"{}", clocks, cache_dir=None)
+        load_remote_tokenizer(b"{}", clocks)
     assert str(there.value) == str(here.value)
     assert threading.active_count() == n_threads
     until_s = time.monotonic() + LIMIT_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
 import pytest
@@ -49,6 +50,17 @@ def test_interrupts_pass(error: BaseException) -> None:
     """What stops the process is not taken for a fault."""
     with pytest.raises(type(error)):
         faulty_tokenizer(error).encode(["!"], PLAIN)
+
+
+@pytest.mark.parametrize("engine", ["auto", "gigatoken"])
+def test_sparse_ids_are_for_the_reference(engine: str) -> None:
+    """No engine may set up a table of four billion ids; the answers are the reference's."""
+    model = {"type": "BPE", "vocab": {"a": 4_294_967_290, "b": 1}, "merges": []}
+    data = json.dumps({"version": "1.0", "added_tokens": [], "model": model}).encode()
+    tokenizer = load_tokenizer(data, engine=engine, cache_dir=None)
+    assert tokenizer.engine == "reference"
+    assert tokenizer.engine_reason == "its ids are sparse: they reach 4,294,967,290"
+    assert ids_of(tokenizer.encode(["ab"], PLAIN)[0]) == [4_294_967_290, 1]
 
 
 def test_surrogate_among_many() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from dispatcher.options import DispatcherOptions
 from dispatcher.request import EncodeOptions
 from gpu_core.errors import TokenizerFileError
 from service.errors import ModelFailed, ModelNotReady, UnknownModel
-from service.model_files import FALLBACK_MODEL_LEN, read_embedded_files, read_model_files
+from service.model_files import FALLBACK_MODEL_LEN, MAX_FILE_BYTES, read_embedded_files, read_model_files, read_template
 from service.options import ServiceOptions
 from service.registry import Registry
 from tests.service.small_model import registry_of, tokenizer_json, write_model
@@ -270,3 +271,15 @@ def test_a_bare_file_is_enough(tmp_path: Path) -> None:
     files = read_model_files(path)
     assert (files.chat_templates, files.special_tokens) == ({}, {})
     assert files.max_model_len == FALLBACK_MODEL_LEN
+
+
+def test_what_has_no_end_is_not_read(tmp_path: Path) -> None:
+    """A pipe, and a file that is much too long, are errors that say so; nobody waits for a writer."""
+    pipe, large = tmp_path / "pipe", tmp_path / "tokenizer.json"
+    os.mkfifo(pipe)
+    with pytest.raises(TokenizerFileError, match="pipe: not a file"):
+        read_template(pipe)
+    with large.open("wb") as file:
+        file.truncate(MAX_FILE_BYTES + 1)
+    with pytest.raises(TokenizerFileError, match=r"too many; 1,073,741,824 are read"):
+        read_model_files(large)

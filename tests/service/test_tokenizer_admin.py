@@ -132,7 +132,7 @@ class SlowRegistry(Registry):
 
 
 def test_a_load_holds_up_nobody(tmp_path: Path) -> None:
-    """While it runs, other models are served, the new one says 503, it cannot go, and the service is ready."""
+    """While it runs, other models are served, the new one says 503, and the service is ready."""
     folder = write_model(tmp_path / "m")
     registry = SlowRegistry(f"first={folder}")
 
@@ -144,12 +144,36 @@ def test_a_load_holds_up_nobody(tmp_path: Path) -> None:
             body = orjson.dumps({"model": name, "text": "a"})
             assert (await it.call("/v1/encode", body)).status == status
         assert (await it.call("/ready", method="GET")).status == 200
-        assert (await ask(it, "DELETE", "/slow"))[0] == 409
         registry.may_load.set()
         await eventually(lambda: registry.models()[-1].state == "ready")
         assert (await it.call("/v1/encode", orjson.dumps({"model": "slow", "text": "a"}))).status == 200
 
     with_admin(registry, test)
+
+
+def test_a_load_can_be_given_up(tmp_path: Path) -> None:
+    """DELETE ends a load that goes on, and one that has not begun; the name is free at once; no process is left."""
+    path = tmp_path / "large.json"
+    path.write_bytes(embedded_tokenizer_json())
+
+    async def test(it: Running) -> None:
+        registry = it.service.registry
+        await ask(it, "POST", "", {"name": "begun", "source": str(path)})
+        begun = registry.models()[-1]
+        await eventually(lambda: begun.process is not None and begun.process.is_running)
+        await ask(it, "POST", "", {"name": "waiting", "source": str(path)})
+        waiting, process = registry.models()[-1], begun.process
+        assert [(await ask(it, "DELETE", f"/{name}"))[0] for name in ("waiting", "begun")] == [200, 200]
+        assert (begun.state, waiting.state) == ("loading", "loading")
+        await ask(it, "POST", "", {"name": "begun", "source": str(tmp_path / "m")})
+        await eventually(lambda: registry.models()[-1].state == "ready")
+        assert (begun.state, begun.tokenizer, begun.process) == ("failed", None, None)
+        assert waiting.state == "loading"
+        assert process is not None
+        assert not process.is_running
+        assert (await it.call("/v1/encode", orjson.dumps({"model": "begun", "text": "a"}))).status == 200
+
+    with_admin(registry_of(f"first={write_model(tmp_path / 'm')}"), test)
 
 
 @pytest.fixture
