@@ -36,9 +36,9 @@ log = logging.getLogger("sidetok.model_process")
 PROGRAM = "dispatcher.tokenizer_process"
 MIN_CALLS = 4
 """Calls that are answered at the same time, as there are workers; one for each CPU if there are more."""
-LOOK_S = 1.0
+LOOK_S = 0.5
 """How often it is looked whether a process that is asked for something works."""
-SILENT_LOOKS, SILENT_LOOKS_LOADING = 5, 20
+SILENT_LOOKS, SILENT_LOOKS_LOADING = 10, 40
 """Looks in a row without an answer and without CPU time after which it hangs. One that was stopped by a signal: two."""
 MIN_RESTART_S, MAX_RESTART_S = 0.05, 30.0
 CLOSE_S = 2.0
