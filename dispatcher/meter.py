@@ -122,9 +122,14 @@ class _Clock:
     used_ns: int = 0
     has_ended: bool = False
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it stays as it is."""
+        return self.has_ended or (self.thread is not None and not self.thread.is_alive())
+
     def read(self) -> int:
         """CPU time since registration, in ns; of a thread or process that ended what was seen last."""
-        if not self.has_ended and (self.thread is None or self.thread.is_alive()):
+        if not self.is_over:
             # The thread may end between the question and the look.
             with contextlib.suppress(OSError):
                 self.used_ns = time.clock_gettime_ns(self.clock) - self.start_ns
@@ -141,6 +146,8 @@ class ThreadClocks:
 
     def __init__(self) -> None:
         self._clocks: list[_Clock] = []
+        self._ended_ns: dict[str, int] = {}
+        self._lock = threading.Lock()
 
     def register(self, part: str, thread: threading.Thread | None = None) -> _Clock:
         """Count the CPU time of `thread` (default: the calling one) from now on under the name `part`.
@@ -151,15 +158,11 @@ class ThreadClocks:
         if thread.ident is None:
             raise RuntimeError("a thread has a clock only once it was started")
         clock = time.pthread_getcpuclockid(thread.ident)
-        entry = _Clock(part, thread, clock, time.clock_gettime_ns(clock))
-        self._clocks.append(entry)
-        return entry
+        return self._add(_Clock(part, thread, clock, time.clock_gettime_ns(clock)))
 
     def register_process(self, part: str, pid: int) -> _Clock:
         """Count all CPU time of a process under the name `part`, until its clock is ended."""
-        entry = _Clock(part, None, (~pid << 3) | _CLOCK_OF_PROCESS, 0)
-        self._clocks.append(entry)
-        return entry
+        return self._add(_Clock(part, None, (~pid << 3) | _CLOCK_OF_PROCESS, 0))
 
     @contextlib.contextmanager
     def counting(self, part: str) -> Iterator[None]:
@@ -172,7 +175,20 @@ class ThreadClocks:
 
     def snapshot(self) -> dict[str, int]:
         """CPU time since registration, in ns, of each part."""
-        parts: dict[str, int] = {}
-        for clock in tuple(self._clocks):
-            parts[clock.part] = parts.get(clock.part, 0) + clock.read()
+        with self._lock:
+            parts = dict(self._ended_ns)
+            for clock in self._clocks:
+                parts[clock.part] = parts.get(clock.part, 0) + clock.read()
         return parts
+
+    def _add(self, entry: _Clock) -> _Clock:
+        """What ended is kept as a sum: models may come and go, and processes be started again, for years."""
+        with self._lock:
+            present = []
+            for clock in self._clocks:
+                if clock.is_over:
+                    self._ended_ns[clock.part] = self._ended_ns.get(clock.part, 0) + clock.used_ns
+                else:
+                    present.append(clock)
+            self._clocks = [*present, entry]
+        return entry

@@ -105,9 +105,10 @@ class _Process:
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, self.running.pid, os.WEXITED | os.WNOWAIT)
         self.is_lost = True
+        # It looks at the clock, too, whose number is another process's soon.
+        self._guard.join()
         self._clock.end()
         self.running.wait()
-        self._guard.join()
         # Each comes back when its call has failed; a closed one goes on failing.
         for _ in self.connections:
             connection = self.idle.get()

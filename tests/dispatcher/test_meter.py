@@ -187,6 +187,24 @@ def test_a_part_may_be_registered_again() -> None:
     assert clocks.snapshot()["load"] >= 0.04e9
 
 
+def test_what_ended_is_a_sum() -> None:
+    """Models may come and go for years: nothing is kept of a thread but its time."""
+    clocks = ThreadClocks()
+    used_ns: list[int] = []
+
+    def work() -> None:
+        with clocks.counting("load"):
+            burn(0.001)
+        used_ns.append(clocks._clocks[-1].used_ns)
+
+    for _ in range(20):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(LIMIT_S)
+        assert len(clocks._clocks) == 1
+    assert clocks.snapshot() == {"load": sum(used_ns)}
+
+
 def test_the_clock_of_a_process() -> None:
     """All that it uses, from its start to its end, which may be read before somebody waits for it; then it stands."""
     clocks = ThreadClocks()
