@@ -255,8 +255,10 @@ class ModelProcess:
                 try:
                     process, _facts = self._start()
                     break
-                except (SidetokError, OSError) as error:
-                    log.error("the process could not be started", extra={"digest": digest, "reason": str(error)})
+                except Exception as error:
+                    # No memory or no thread for it, say: without another try the model would be gone for good.
+                    reason = str(error) or type(error).__name__
+                    log.error("the process could not be started", extra={"digest": digest, "reason": reason})
                     delay_s = self._restarts.after(0)
             else:
                 return
