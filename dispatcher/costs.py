@@ -57,6 +57,9 @@ class StartValues(NamedTuple):
     cpu: Line
 
 
+UNSEEN = Line(1.0, 0.0)
+"""Stands for what is not measured at start."""
+
 DEFAULT_START = {
     "cpu": StartValues(Line(20_000, 20), Line(20_000, 20)),
     "gpu": StartValues(Line(80_000, 0.15), Line(40_000, 0.1)),
@@ -180,13 +183,18 @@ class RouteCost:
     """From the start of the work to its end. On the GPU route: of a whole replay, by the bytes of its batch."""
     cpu: Curve
     """Host CPU of one document, by its bytes, in all processes."""
+    work: Curve = field(default_factory=lambda: Curve(UNSEEN))
+    """Of the GPU route's `time`, what it works itself: device and host CPU. The rest is waiting for the host."""
+    beside: Curve = field(default_factory=lambda: Curve(UNSEEN))
+    """On the GPU route, the time that a document needs beside its replay: until it is queued, and from its ids to its
+    answer, by its bytes."""
     unanswered: list[float] = field(default_factory=lambda: [0.0] * N_CLASSES)
     """Part of the documents, by size class, that the route leaves to the other one."""
 
     def age(self, elapsed_ns: int, now_ns: int) -> None:
         """Forget some of what was not observed in the last `elapsed_ns`."""
-        self.time.age(elapsed_ns, now_ns)
-        self.cpu.age(elapsed_ns, now_ns)
+        for curve in (self.time, self.cpu, self.work, self.beside):
+            curve.age(elapsed_ns, now_ns)
         kept = 0.5 ** (elapsed_ns / FORGET_NS)
         for at, part in enumerate(self.unanswered):
             if part and now_ns - self.cpu.seen_ns[at] > elapsed_ns:
@@ -243,13 +251,18 @@ class Costs:
         cpu_ns: int,
         now_ns: int,
         n_unanswered: int = 0,
+        replay_ns: int = 0,
     ) -> None:
-        """One replay, from launch to results at hand, and the host CPU that it took in all processes."""
+        """One replay, from launch to results at hand, and the host CPU that it took in all processes.
+
+        `replay_ns`: what the device worked of that; 0 = unknown.
+        """
         cost = self.of("gpu", model, kind)
         each = n_bytes // n_documents
         if not n_unanswered and cost.time.is_fresh(n_bytes, now_ns) and not cost.unanswered[each.bit_length() >> 1]:
             return
         cost.time.observe(n_bytes, took_ns, now_ns)
+        cost.work.observe(n_bytes, min(took_ns, replay_ns + cpu_ns) if replay_ns else took_ns, now_ns)
         cost.cpu.observe(each, cpu_ns / n_documents, now_ns)
         at = size_class(each)
         part = cost.unanswered[at]
@@ -257,6 +270,12 @@ class Costs:
             weight = min(0.5, UNANSWERED_STEP * n_documents)
             cost.unanswered[at] = part + weight * (n_unanswered / n_documents - part)
         self._age(now_ns)
+
+    def observe_gpu_answer(self, model: str, kind: str, each: int, beside_ns: int, now_ns: int) -> None:
+        """A document of `each` bytes was answered, and took so long beside its replay."""
+        beside = self.of("gpu", model, kind).beside
+        if not beside.is_fresh(each, now_ns):
+            beside.observe(each, beside_ns, now_ns)
 
     def snapshot(self) -> dict[CostKey, tuple[list[ClassCosts], list[ClassCosts]]]:
         """Time and host CPU of everything that was observed; callable from any thread."""

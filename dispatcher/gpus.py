@@ -259,6 +259,7 @@ class Gpus:
             replay.cpu_ns,
             time.monotonic_ns(),
             replay.n_unanswered,
+            replay.replay_ns,
         )
 
 

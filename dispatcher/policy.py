@@ -5,6 +5,11 @@ Both routes are predicted as if the work joined the end of their queues now:
     CPU   backlog / workers that are awake  +  wake-up  +  documents * (fixed + byte * mean size)
           +  what the documents on the GPU route lose by it
     GPU   rest of the replay under way  +  replay of the batch that the work would be in  +  what needs the CPU then
+          +  what it takes to get there and back
+
+When documents wait for the host, each route also counts what it keeps all of them waiting: a worker's share of the
+encoding, or what the GPU route works for one document. So in overload the work goes where it is drained faster, and
+not to a route that makes the other one slow.
 
 The faster one answers. When they are equal within 10 %, the one that takes less of the host's CPU does: it is kept
 while it is at most 10 % slower, and changed to while it is at most 5 % slower, so that noise changes nothing.
@@ -75,7 +80,9 @@ class CpuLoad(NamedTuple):
     waiting_bytes: int = 0
     waiting_documents: int = 0
     start_ns: float = 0.0
-    """What an idle worker takes to begin; 0 when the choice is made on a worker, which goes on at once."""
+    """What an idle worker takes to begin."""
+    is_first: bool = False
+    """A worker chooses, which would go on at once: the others wait for it."""
 
 
 class Choice(NamedTuple):
@@ -138,9 +145,12 @@ def compare(
         return _CPU_CHOICE[NO_GPU], 1.0
     each = n_bytes // n_documents
     cpu_ns = cpu_completion_ns(n_documents, each, cpu, cpu_cost)
+    again = gpu_cost.unanswered[each.bit_length() >> 1]
+    if (n_held := n_held_up(cpu, gpus[gpu], each, gpu_cost)) > 0:
+        cpu_ns += n_held * cpu_cost.cpu.at(each) / cpu.n_workers
+        gpu_ns += n_held * (drain_ns(each, gpus[gpu], gpu_cost) + again * cpu_cost.cpu.at(each) / cpu.n_workers)
     if (n_beyond := n_beyond_few(gpus[gpu], each)) > 0:
         cpu_ns += min(cpu_ns * HANDOVERS_AT_MOST, HANDOVER_NS * n_beyond / n_documents)
-    again = gpu_cost.unanswered[each.bit_length() >> 1]
     if again > 0.0:
         gpu_ns += again * n_documents * cpu_cost.time.at(each)
     if gpu_ns <= cpu_ns:
@@ -171,6 +181,8 @@ def cpu_completion_ns(n_documents: int, each: int, load: CpuLoad, cost: RouteCos
     """Predicted nanoseconds until documents of `each` bytes are encoded by one worker."""
     at = cost.time.at
     run_ns = load.start_ns + n_documents * at(each)
+    if load.is_first:
+        return run_ns
     waiting, n_awake = load.waiting_documents, load.n_workers - load.n_idle
     if load.n_idle <= 0:
         # One more: on average, the next worker has that much left to do.
@@ -184,23 +196,50 @@ def cpu_completion_ns(n_documents: int, each: int, load: CpuLoad, cost: RouteCos
 def gpu_completion_ns(n_bytes: int, n_documents: int, load: GpuLoad, cost: RouteCost, now_ns: int) -> float:
     """Predicted nanoseconds until the replay of the batch that the documents would be in is complete."""
     at = cost.time.at
+    ns = cost.beside.at(n_bytes // n_documents)
     if n_documents == 1 and n_bytes > load.alone_over_bytes:
-        ns = at(n_bytes)
+        ns += at(n_bytes)
         if load.alone_waiting_bytes:
-            ns += at(load.alone_waiting_bytes)
+            ns += load.alone_waiting_bytes / n_bytes * own_ns(n_bytes, cost)
         if load.alone_launched_ns:
             ns += max(0.0, load.alone_launched_ns + at(load.alone_launched_bytes) - now_ns)
         return ns
     # While a replay is under way, more will come to the next batch: it will be as large as this one.
     batch = max(load.waiting_bytes + n_bytes, load.launched_bytes)
-    ns = 0.0
     if batch > load.max_batch_bytes:
         n_full, batch = divmod(batch, load.max_batch_bytes)
-        ns = n_full * at(load.max_batch_bytes)
+        ns += n_full * own_ns(load.max_batch_bytes, cost)
     ns += at(batch)
     if load.launched_ns:
         ns += max(0.0, load.launched_ns + at(load.launched_bytes) - now_ns)
     return ns
+
+
+def own_ns(n_bytes: int, cost: RouteCost) -> float:
+    """Nanoseconds that the GPU route itself works for a replay.
+
+    The rest of the replay's time it waits for the host. A queue is judged without it: documents that leave for the CPU
+    route would make that wait longer for all others.
+    """
+    at = n_bytes.bit_length() >> 1
+    return cost.work.at(n_bytes) if cost.work.seen_ns[at] else cost.time.at(n_bytes)
+
+
+def drain_ns(each: int, load: GpuLoad, cost: RouteCost) -> float:
+    """Nanoseconds from one document of `each` bytes to the next on a GPU route with much to do."""
+    if each > load.alone_over_bytes:
+        return max(own_ns(each, cost), cost.cpu.at(each))
+    return max(own_ns(load.max_batch_bytes, cost) * each / load.max_batch_bytes, cost.cpu.at(each))
+
+
+def n_held_up(cpu: CpuLoad, load: GpuLoad, each: int, cost: RouteCost) -> float:
+    """Documents that wait for the host: in front of workers, beyond one for each, and on a GPU route that waits."""
+    # Work that joins the end of the workers' queue waits there itself, and is predicted to.
+    n_held = float(cpu.waiting_documents - cpu.n_workers) if cpu.is_first else 0.0
+    if n_bytes := load.waiting_bytes + load.alone_waiting_bytes:
+        batch = min(max(load.waiting_bytes, each), load.max_batch_bytes)
+        n_held += n_bytes / (each or 1) * max(0.0, 1.0 - own_ns(batch, cost) / cost.time.at(batch))
+    return n_held
 
 
 def n_beyond_few(load: GpuLoad, each: int) -> int:

@@ -182,7 +182,7 @@ class Router:
         start_ns = 0.0 if on_worker else queue.wake_ns
         # A worker that asks is one that would begin at once.
         n_idle = queue.n_idle + (on_worker and self._n_workers > 1)
-        cpu = CpuLoad(self._n_workers, n_idle, queue.waiting_bytes, queue.n_waiting, start_ns)
+        cpu = CpuLoad(self._n_workers, n_idle, queue.waiting_bytes, queue.n_waiting, start_ns, on_worker)
         return self.chooser.choose(key, kind, n_bytes, n_documents, cpu, loads, now_ns, policy, deadline_ns)
 
     def observing(self, requests: list[Read]) -> AbstractContextManager[None]:
@@ -238,6 +238,10 @@ class Router:
         model = bundle.requests[0].model
         tally.row(model, GPU).write_answer_cpu_ns += time.thread_time_ns() - start_cpu_ns
         self._return(finished, back)
+        if group.replayed_ns and not back:
+            now_ns = time.monotonic_ns()
+            beside_ns = group.prepared_ns + now_ns - group.replayed_ns
+            self.gpus.costs.observe_gpu_answer(group.model_key, group.kind, group.n_bytes // last, beside_ns, now_ns)
 
     def give_up(self, bundle: Bundle | SecondTry, reason: str) -> None:
         """A group comes back without results."""
@@ -272,10 +276,12 @@ class Router:
         n_bytes = sum([request.n_bytes for request in bundle.requests])
         deadline_ns = bundle.jobs[0].deadline_ns
         key = first.tokenizer.spec.digest
+        asked_ns = time.monotonic_ns()
         choice = self.choose(key, kind, n_bytes, n_documents, first.route, deadline_ns, on_worker=True)
         if choice.route == GPU:
             try:
                 group = bundle.group(kind)
+                group.prepared_ns = time.monotonic_ns() - asked_ns
             except UnicodeEncodeError:
                 # The CPU route says which document it is, and answers the others.
                 left += zip(bundle.jobs, bundle.requests, strict=True)

@@ -62,7 +62,9 @@ class Group:
         "on_fallback",
         "order",
         "pieces",
+        "prepared_ns",
         "queued_ns",
+        "replayed_ns",
         "settled",
         "submitted_ns",
         "waiting_bytes",
@@ -96,7 +98,10 @@ class Group:
         self.n_bytes = sum(self.lengths)
         self.cancelled = False
         """Set it from any thread: what is not launched yet leaves, with the reason `CANCELLED`."""
-        self.submitted_ns = 0
+        self.submitted_ns = self.replayed_ns = 0
+        """When it came, and when all of its results were at hand; 0 = nothing was replayed for it."""
+        self.prepared_ns = 0
+        """What the caller took from the choice of the route until it submitted the group."""
         self.ids: list[Ids | None] = []
         """By document, once done; None for those in `needs_cpu`. Empty with `count_only`."""
         self.n_tokens: list[int] = []

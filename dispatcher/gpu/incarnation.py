@@ -239,11 +239,13 @@ class Incarnation:
             except Exception as error:
                 self._lose_results(batch, error)
         self._pump()
+        now_ns = self._clocks.wall()
         try:
-            self._count(ended, self._clocks.wall())
+            self._count(ended, now_ns)
         finally:
             for group in finished:
                 group.settled = True
+                group.replayed_ns = now_ns
                 answer(group.on_done, group)
             self._n_turns += 1
             if not self._n_turns % MEASURED:
@@ -286,6 +288,7 @@ class Incarnation:
                     took_ns,
                     cpu,
                     len(completion.needs_cpu),
+                    completion.replay_ns,
                 )
             )
 

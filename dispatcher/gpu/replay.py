@@ -19,3 +19,5 @@ class Replay(NamedTuple):
     """Host CPU in all processes."""
     n_unanswered: int
     """Documents that need the CPU."""
+    replay_ns: int
+    """What the engine says that the replay took; the rest of `took_ns` is the host's."""

@@ -168,7 +168,7 @@ def test_what_needs_the_cpu_after_all_counts() -> None:
     assert choose(cpu, gpu).route == GPU
     gpu.unanswered = [1.0] * len(gpu.unanswered)
     assert choose(cpu, gpu).route == CPU
-    equal = cost(40, 20)
+    equal = cost(39, 20)
     equal.unanswered = [0.6] * len(gpu.unanswered)
     assert choose(cpu, equal)[:2] == (GPU, FASTER)
     equal.unanswered = [0.8] * len(gpu.unanswered)

@@ -134,7 +134,9 @@ class TwoRoutes:
                 self.latencies_ns[number] = now_ns - since_ns
             for seen in rig.replays:
                 self.chooser.costs.observe_gpu_route(
-                    *(MODEL, KIND, seen.n_bytes, seen.n_documents, seen.took_ns, seen.cpu_ns, now_ns, seen.n_unanswered)
+                    *(MODEL, KIND, seen.n_bytes, seen.n_documents, seen.took_ns, seen.cpu_ns, now_ns),
+                    seen.n_unanswered,
+                    seen.replay_ns,
                 )
             rig.replays.clear()
 
