@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse, Response
 
 from service import __version__
 from service.dialects import dialect_endpoints
-from service.endpoint import Endpoint
+from service.endpoint import Answer, Endpoint
 from service.head import request_id_of
 from service.hot import Receive, Scope, Send
 from service.native import Count, Decode, Encode
@@ -26,6 +26,8 @@ from service.state import Service
 from service.status_page import status_page
 from service.tokenizer_admin import tokenizer_router
 
+HEALTH_PATHS = ("/health", "/healthz", "/live", "/liveness")
+_HEALTHY = {"status": "ok"}
 _METHOD_NOT_ALLOWED = orjson.dumps({"detail": "Method Not Allowed"})
 
 
@@ -37,6 +39,7 @@ class App(FastAPI):
         self._service = service
         self._hot = service.hot
         service.gate.endpoints = self._endpoints = endpoints(service)
+        service.gate.constants = dict.fromkeys(HEALTH_PATHS, Answer(orjson.dumps(_HEALTHY)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry."""
@@ -80,7 +83,7 @@ def make_app(service: Service) -> App:
 
     async def health() -> dict[str, str]:
         """Whether the process works. 200 as soon as it listens, also while models load and while it drains."""
-        return {"status": "ok"}
+        return _HEALTHY
 
     async def ready() -> JSONResponse:
         """Whether the service wants traffic: models loaded and proven, not draining."""
@@ -108,7 +111,7 @@ def make_app(service: Service) -> App:
         return status_page()
 
     app.get("/", include_in_schema=False)(page)
-    for path in ("/health", "/healthz", "/live", "/liveness"):
+    for path in HEALTH_PATHS:
         app.get(path, tags=["health"])(health)
     for path in ("/ready", "/readiness"):
         app.get(path, tags=["health"])(ready)

@@ -37,6 +37,7 @@ Clock = Callable[[], int]
 """CPU time of the calling thread in ns."""
 
 _SIZED = (str, list, tuple)
+_STR = frozenset({str})
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 _PADDING = ("center", "ljust", "rjust", "zfill", "expandtabs")
 _SIZED_FILTERS = ("center", "indent", "batch", "slice", "wordwrap", "tojson")
@@ -49,7 +50,7 @@ class Refusal(TemplateError):
 class Sandbox(ImmutableSandboxedEnvironment):
     """An environment for templates of one source. Shared by all threads; each has a budget of its own."""
 
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = frozenset({"*", "**", "%"})
 
     def __init__(self, clock: Clock = time.thread_time_ns) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
@@ -62,6 +63,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters["replace"] = _bounded_replace(self.filters["replace"])
         self.filters["_paced"] = self._paced
         self.filters["_bounded"] = bounded
+        self.filters["_added"] = added
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
 
@@ -161,6 +163,17 @@ class _Guard(NodeTransformer):
         self.generic_visit(node)
         return _filtered(node, "_bounded")
 
+    def visit_Add(self, node: nodes.Add) -> nodes.Filter:
+        """A chain of `+` is one call: templates glue text together, and each step would copy all before it."""
+        terms: list[nodes.Expr] = []
+        first: nodes.Expr = node
+        while isinstance(first, nodes.Add):
+            terms.append(self.visit(first.right))
+            first = first.left
+        added = _filtered(self.visit(first), "_added")
+        added.args = terms[::-1]
+        return added
+
 
 class _GenerationBlock(Extension):
     """`{% generation %}...{% endgeneration %}` marks what a model wrote; its text is rendered as it stands."""
@@ -182,6 +195,17 @@ def bounded(value: Any) -> Any:
     if isinstance(value, _SIZED) and len(value) > MAX_RENDERED_CHARS:
         raise _too_large()
     return value
+
+
+def added(first: Any, *others: Any) -> Any:
+    """The sum of all, from left to right, unless it or a part of it is larger than `MAX_RENDERED_CHARS`."""
+    if type(first) is str and _STR.issuperset(map(type, others)):
+        if len(first) + sum(map(len, others)) > MAX_RENDERED_CHARS:
+            raise _too_large()
+        return "".join((first, *others))
+    for other in others:
+        first = bounded(first + other)
+    return first
 
 
 def _filtered(node: nodes.Node, name: str) -> nodes.Filter:

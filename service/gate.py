@@ -20,8 +20,12 @@ from service.meter import RequestMeter
 from service.model_hint import named_model
 from service.options import ServiceOptions
 from service.registry import Registry
+from service.turn import Turn
 
 log = logging.getLogger("sidetok.access")
+
+TURN_BYTES = 65_536
+"""Larger bodies are read and answered in turn. Above `dispatcher.router.WRITE_BYTES`, so that only workers wait for it."""
 
 OnDone = Callable[[Answer | None, SidetokError | None], None]
 
@@ -47,6 +51,8 @@ class Gate:
         self.dispatcher = dispatcher
         self.endpoints: dict[str, Endpoint] = {}
         """Hot endpoints by path."""
+        self.constants: dict[str, Answer] = {}
+        """Answers to `GET` that never change, by path."""
         self.uploads: dict[Upload, int] = {}
         """Requests whose bodies are on their way, and their deadlines; see `sweep`."""
         self.closing = False
@@ -57,6 +63,7 @@ class Gate:
         self._max_body_bytes = service.max_body_bytes
         self._timeout_s = work.timeout_s
         self._access_log = service.access_log
+        self._turn = Turn()
 
     def enter(self, head: Head) -> Slot:
         """Check the head and admit the request; raises what it is refused for."""
@@ -106,9 +113,12 @@ class Gate:
             except TooBusy:
                 slot.release()
                 raise
+        read, write = endpoint.read, endpoint.write
+        if len(body) > TURN_BYTES:
+            read, write = self._turn.bound(read), self._turn.bound(write)
         job: Job[Answer] = Job(
-            lambda: endpoint.read(head, body),
-            lambda request, result: endpoint.write(head, request, result),
+            lambda: read(head, body),
+            lambda request, result: write(head, request, result),
             lambda error: endpoint.fail(head, error),
             on_done,
             slot,

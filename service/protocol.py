@@ -21,7 +21,7 @@ from dispatcher.job import Job, deadline_exceeded
 from gpu_core.errors import SidetokError
 from service.endpoint import Answer, Endpoint, Head
 from service.gate import Gate
-from service.head import read_head
+from service.head import read_head, request_id_of
 from service.hot import LINGER_BYTES, LINGER_S
 from service.peer import peer_of
 
@@ -30,6 +30,7 @@ log = logging.getLogger("sidetok.protocol")
 HEAD_S = 10.0
 """The least time for a first request, or for the next piece of a head, however short idle connections live."""
 MAX_HEAD_BYTES = 65_536
+_BODY_FIELDS = frozenset({b"content-length", b"transfer-encoding", b"expect"})
 _HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 JOIN_CHUNKS = 1024
 """Pieces of a body that are joined at a time: each takes some 40 bytes of memory, however short it is."""
@@ -179,14 +180,7 @@ class HotCycle:
         self.response_complete = True
         if self._protocol.gate.closing:
             self.keep_alive = False
-        head = b"%bcontent-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n%b%b\r\n" % (
-            STATUS_LINE[answer.status],
-            answer.content_type,
-            len(answer.body),
-            self._head.request_id.encode(),
-            b"".join([b"%b: %b\r\n" % header for header in answer.headers]),
-            b"" if self.keep_alive else b"connection: close\r\n",
-        )
+        head = _head_of(answer, self._head.request_id, self.keep_alive)
         transport = self._protocol.transport
         if len(answer.body) <= JOIN_BYTES:
             transport.write(head + answer.body)
@@ -194,12 +188,29 @@ class HotCycle:
             transport.writelines([head, answer.body])
 
 
+def _head_of(answer: Answer, request_id: str, keep_alive: bool) -> bytes:
+    return b"%bcontent-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n%b%b\r\n" % (
+        STATUS_LINE[answer.status],
+        answer.content_type,
+        len(answer.body),
+        request_id.encode(),
+        b"".join([b"%b: %b\r\n" % header for header in answer.headers]),
+        b"" if keep_alive else b"connection: close\r\n",
+    )
+
+
 class Protocol(HttpToolsProtocol):
-    """uvicorn's protocol; POST requests for hot endpoints take the short cut."""
+    """uvicorn's protocol; POST requests for hot endpoints take the short cut, and so do those for constant answers.
+
+    A constant answer (`/health`) is written when its request was parsed: a task would have to wait for the interpreter
+    once more, behind the workers.
+    """
 
     gate: Gate
     _hot: HotCycle | None = None
     """The latest hot request; `cycle` may already be one that is pipelined behind it."""
+    _constant: Answer | None = None
+    """The answer to a request whose head is complete and that has no body."""
     _seen_headers: Any = None
     """The header list of the latest request whose head is complete."""
     _n_head_bytes = 0
@@ -247,9 +258,15 @@ class Protocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         path, _, query = self.url.partition(b"?")
-        endpoint = self.gate.endpoints.get(path.decode("latin-1")) if self.parser.get_method() == b"POST" else None
+        method = self.parser.get_method()
+        endpoint = self.gate.endpoints.get(path.decode("latin-1")) if method == b"POST" else None
+        constant = self.gate.constants.get(path.decode("latin-1")) if method == b"GET" else None
         busy = self.cycle is not None and not self.cycle.response_complete
-        if endpoint is None or busy or self.pipeline or self.parser.get_http_version() != "1.1":
+        takes_long_way = busy or self.pipeline or self.parser.get_http_version() != "1.1"
+        if constant is not None and not takes_long_way and _BODY_FIELDS.isdisjoint(name for name, _ in self.headers):
+            self._constant = constant
+            return
+        if endpoint is None or takes_long_way:
             super().on_headers_complete()
             return
         head = read_head(path.decode("latin-1"), query, self.headers)
@@ -262,17 +279,28 @@ class Protocol(HttpToolsProtocol):
         """A piece of the current request's body."""
         if isinstance(self.cycle, HotCycle):
             self.cycle.feed(body)
-        else:
+        elif self.cycle is not None:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The end of the current request."""
         if self.parser.should_upgrade():
             return
-        if isinstance(self.cycle, HotCycle):
+        if self._constant is not None:
+            self._answer_constant(self._constant)
+        elif isinstance(self.cycle, HotCycle):
             self.cycle.end()
-        else:
+        elif self.cycle is not None:  # nothing was begun behind a constant answer that closes the connection
             super().on_message_complete()
+
+    def _answer_constant(self, answer: Answer) -> None:
+        self._constant = None
+        keep_alive = self.parser.should_keep_alive() and not self.gate.closing
+        request_id = request_id_of(dict(self.headers).get(b"x-request-id"))
+        self.transport.write(_head_of(answer, request_id, keep_alive) + answer.body)
+        if not keep_alive:
+            self.transport.close()
+        self.on_response_complete()
 
     def _decline(self, rest: bytes) -> None:
         """Go on without the protocol that the client offers (HTTP/2, by Java's): the parser stopped before the body."""

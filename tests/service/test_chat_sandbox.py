@@ -108,3 +108,27 @@ def test_templates_of_requests() -> None:
     assert request_template("{{ bos_token }}{{ messages[0].content }}", {"bos_token": "<b>"}).render(USER) == "<b>hi"
     with pytest.raises(ChatTemplateError, match="at most"):
         request_template("x" * (MAX_REQUEST_TEMPLATE_CHARS + 1), {})
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ 'a' + messages[0].content + 'b' + 'c' }}", "ahibc"),
+        ("{{ 1 + 2 + 3.5 }}", "6.5"),
+        ("{{ 'a' + ('b' + 'c') + 'd' }}", "abcd"),
+        ("{{ 10 - (1 + 2) + 4 }}", "11"),
+        ("{{ [1] + [2] + [3] }}", "[1, 2, 3]"),
+        ("{{ ('a' + 'b') * 2 + 'c' ~ 1 + 'd' }}", "ababc1d"),
+        ("{{ ['a', 'b'] | join('-') + 'c' }}", "a-bc"),
+    ],
+)
+def test_sums(source: str, expected: str) -> None:
+    """A chain of `+` is what it is in Python, from left to right."""
+    assert render(source) == expected
+
+
+@pytest.mark.parametrize("source", ["{{ 'a' + 1 + 'b' }}", "{{ 'a' + 'b' + none }}", "{{ 'a' + messages[0].x + 'b' }}"])
+def test_sums_that_fail(source: str) -> None:
+    """What cannot be added is an error, also where all else is text."""
+    with pytest.raises(ChatTemplateError, match="at line 1"):
+        render(source)

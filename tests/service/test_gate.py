@@ -9,9 +9,10 @@ import pytest
 
 from dispatcher.errors import DeadlineExceeded, InvalidText, TooBusy
 from dispatcher.options import DispatcherOptions
+from dispatcher.router import WRITE_BYTES
 from service.endpoint import Answer, Head
 from service.errors import BodyTooLarge, InvalidBody
-from service.gate import Gate
+from service.gate import TURN_BYTES, Gate
 from service.native import Encode
 from service.options import ServiceOptions
 from tests.fakes import FakeTokenizer
@@ -158,3 +159,8 @@ def test_records_are_counts() -> None:
         assert 0.003 <= histogram.sum_s < 1
 
     with_gate(test)
+
+
+def test_only_workers_wait_for_a_turn() -> None:
+    """What the thread of a GPU writes itself is never so large that it would have to wait."""
+    assert TURN_BYTES >= WRITE_BYTES

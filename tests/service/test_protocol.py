@@ -41,6 +41,54 @@ def test_the_short_cut_is_taken() -> None:
     on_wire(test)
 
 
+def test_health_is_answered_at_once() -> None:
+    """Before anything else may run, by one head like that of other answers; so are several in one piece."""
+
+    async def test(wire: Wire) -> None:
+        line = wire.connect()
+        for n in (1, 2):
+            line.send(b"GET /health?a=b HTTP/1.1\r\nhost: x\r\nx-request-id: my-id\r\n\r\n" * n)
+        answers = line.responses()
+        assert [(answer.status, answer.body) for answer in answers] == [(200, b'{"status":"ok"}')] * 3
+        assert set(answers[0].headers) == {"content-type", "content-length", "x-request-id"}
+        assert answers[0].headers["x-request-id"] == "my-id"
+        line.send(request("a"))
+        assert (await line.wait(4))[-1].ids == ids("a")
+        assert not line.transport.closed
+
+    on_wire(test)
+
+
+def test_health_closes_the_connection_when_it_should() -> None:
+    """When the client says so, and while the service drains; what follows in the same piece is dropped."""
+
+    async def test(wire: Wire) -> None:
+        line = wire.connect()
+        line.send(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" + request("a"))
+        assert [answer.status for answer in line.responses()] == [200]
+        assert line.transport.closed
+        line = wire.connect()
+        wire.it.service.drain()
+        line.send(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n")
+        (answer,) = line.responses()
+        assert answer.headers["connection"] == "close"
+        assert line.transport.closed
+
+    on_wire(test)
+
+
+def test_health_with_a_body_takes_the_long_way() -> None:
+    """Its body is dropped, and the next request is read from behind it."""
+
+    async def test(wire: Wire) -> None:
+        line = wire.connect()
+        line.send(raw(b"POST /v1/encode", "/health", method="GET"), request("a"))
+        answers = await line.wait(2)
+        assert (answers[0].status, answers[1].ids) == (200, ids("a"))
+
+    on_wire(test)
+
+
 def test_bytes_one_by_one() -> None:
     """A request may arrive in pieces of any size."""
 
