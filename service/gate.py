@@ -25,7 +25,7 @@ from service.turn import Turn
 log = logging.getLogger("sidetok.access")
 
 TURN_BYTES = 65_536
-"""Larger bodies are read and answered in turn. Above `dispatcher.router.WRITE_BYTES`, so that only workers wait for it."""
+"""Larger bodies are read and answered in turn. Above `dispatcher.router.WRITE_BYTES`, so only workers wait for it."""
 
 OnDone = Callable[[Answer | None, SidetokError | None], None]
 
