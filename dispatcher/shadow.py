@@ -11,6 +11,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from dispatcher.errors import ModelAway
 from dispatcher.meter import ThreadClocks
 from dispatcher.request import EncodedDocument, EncodeOptions, EncodeRequest
 
@@ -92,6 +93,9 @@ class ShadowCheck:
             counts = self._counts_of(sample.model)
             try:
                 self._compare(sample, counts)
+            except ModelAway:
+                # A process that is started again is no fault of a check, and may be gone for thousands of them.
+                counts.n_dropped += 1
             except BaseException:  # native panics are no `Exception`
                 counts.n_failed += 1
                 log.warning("shadow check failed", extra={"model": sample.model}, exc_info=False)

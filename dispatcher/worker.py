@@ -54,6 +54,8 @@ class Worker(threading.Thread):
             ended, cpu_ns = self._round(jobs, time.monotonic_ns(), cpu_ns)
             self._deliver(ended)
             queue.finished(taken, cpu_ns - start_cpu_ns, was_long)
+            # A worker may sleep for hours, and must not hold texts and a tokenizer that was removed meanwhile.
+            taken, jobs, ended = [], [], ()
 
     def _round(self, jobs: Jobs, start_ns: int, cpu_ns: int) -> tuple[Jobs, int]:
         """All stages of one round; the jobs that ended here, and the thread's CPU clock at the end."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from dispatcher.errors import ModelAway
 from dispatcher.meter import ThreadClocks
 from dispatcher.request import EncodedDocument, EncodeOptions, EncodeRequest
 from dispatcher.shadow import MAX_CHARS, MAX_WAITING, ShadowCheck
@@ -179,3 +180,18 @@ def test_close_drops_what_waits() -> None:
     closer.join(LIMIT_S)
     assert not closer.is_alive()
     assert counted(check) < MAX_WAITING
+
+
+def test_a_model_that_is_away_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    """While its process is started again, documents are dropped, and nothing is logged for each of them."""
+    tokenizer = JudgedTokenizer()
+    tokenizer.judge_error = ModelAway("It is started again.")
+    check = ShadowCheck(1.0, ThreadClocks())
+    check.sample(*encoded(tokenizer, "a"))
+    until(lambda: check.counts["fake"].n_dropped == 1)
+    tokenizer.judge_error = None
+    check.sample(*encoded(tokenizer, "b"))
+    until(lambda: counted(check) == 1)
+    assert (check.counts["fake"].n_failed, check.counts["fake"].n_equal) == (0, 1)
+    assert caplog.records == []
+    check.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -199,3 +200,15 @@ def test_failures_are_named_without_their_text(bench: Bench, caplog: pytest.LogC
     assert failed(job, ours) is None
     assert where(ValueError()) == "unknown"
     assert MARKER not in str([vars(record) for record in caplog.records])
+
+
+def test_a_worker_that_sleeps_holds_nothing(bench: Bench) -> None:
+    """A text and a tokenizer are free once they are answered, not when the worker has its next round."""
+    tokenizer = FakeTokenizer()
+    seen = weakref.ref(tokenizer)
+    assert len(bench.round(bench.job("a", tokenizer=tokenizer))) == 1
+    del tokenizer
+    until_s = time.monotonic() + LIMIT_S
+    while seen() is not None:
+        assert time.monotonic() < until_s
+        time.sleep(0.001)
