@@ -50,6 +50,10 @@ CLEAR_TIMES = 2.5
 CLEAR_DECISIONS = 8
 CLEAR_NS = 1_000_000
 CLEAR_BYTES = 1 << 16
+STAYS_TIMES = 1.25
+"""A worker that would encode the work itself stays with that for as many decisions and `STAYS_NS`, for as many
+documents or fewer, when a GPU takes so many times as long, and while no more jobs wait than there are workers."""
+STAYS_NS = 4_000_000
 
 _EXPLORE_CPU = Choice(CPU, EXPLORE)
 _SAME = gpu_choice(0, FASTER)
@@ -65,7 +69,7 @@ class _Habit:
     n_clear: int = 0
     """So many more decisions are the same, while all that follows holds."""
     until_ns: int = 0
-    min_documents: int = 0
+    n_documents: int = 0
     max_bytes: int = 0
     max_waiting: int = 0
 
@@ -111,7 +115,11 @@ class RouteChooser:
             habit.n_since += 1
             if times >= CLEAR_TIMES and choice.gpu == 0 and len(gpus) == 1:
                 habit.until_ns, habit.max_waiting = now_ns + CLEAR_NS, gpus[0].waiting_bytes + CLEAR_BYTES
-                habit.min_documents, habit.max_bytes = n_documents, 2 * n_bytes
+                habit.n_documents, habit.max_bytes = n_documents, 2 * n_bytes
+                habit.n_clear = CLEAR_DECISIONS
+            elif times >= STAYS_TIMES and choice.gpu < 0 and cpu.is_first:
+                habit.until_ns, habit.max_waiting = now_ns + STAYS_NS, cpu.n_workers
+                habit.n_documents, habit.max_bytes = n_documents, 2 * n_bytes
                 habit.n_clear = CLEAR_DECISIONS
             if not habit.n_since % EXPLORE_EVERY and n_bytes <= EXPLORE_MAX_BYTES:
                 look = _Look(n_bytes, n_documents, cpu, cpu_cost, gpus, gpu_cost, now_ns)
@@ -127,11 +135,11 @@ class RouteChooser:
     ) -> Choice | None:
         """The choice of a moment ago, if it was clear and nothing has changed that could change it."""
         habit = self._habits.get((model, kind, size_class(n_bytes // n_documents)))
-        if habit is None or not habit.n_clear or now_ns > habit.until_ns:
+        if habit is None or not habit.n_clear or now_ns > habit.until_ns or habit.last is CPU:
             return None
         load = gpus[0]
         if (
-            n_documents < habit.min_documents
+            n_documents < habit.n_documents
             or n_bytes > habit.max_bytes
             or load.waiting_bytes > habit.max_waiting
             or not load.ready
@@ -142,6 +150,25 @@ class RouteChooser:
         habit.n_since += 1
         self._counts[GPU, FASTER].add()
         return _SAME
+
+    def stays(self, model: str, kind: str, n_bytes: int, n_documents: int, n_waiting: int, now_ns: int) -> bool:
+        """Whether a worker goes on with the CPU route as a moment ago; `n_waiting` jobs are in front of the workers."""
+        habit = self._habits.get((model, kind, size_class(n_bytes // n_documents)))
+        if (
+            habit is None
+            or not habit.n_clear
+            or habit.last is not CPU
+            or now_ns > habit.until_ns
+            or n_documents > habit.n_documents
+            or n_bytes > habit.max_bytes
+            or n_waiting > habit.max_waiting
+            or not (habit.n_since + 1) % EXPLORE_EVERY
+        ):
+            return False
+        habit.n_clear -= 1
+        habit.n_since += 1
+        self._counts[CPU, FASTER].add()
+        return True
 
     def snapshot(self) -> dict[tuple[str, str], int]:
         """Decisions by route and reason; callable from any thread."""

@@ -139,6 +139,8 @@ class Router:
                 left.append((job, request))
                 continue
             assert isinstance(request, EncodeRequest)
+            if len(requests) == 1 and self._stays(request):
+                return requests, ended
             key: Any = job if job.is_long else (request.model, id(request.tokenizer), request.options, request.route)
             if not job.is_long and any(gate.is_full for gate in self._gates.values()):
                 key = (*key, job.flow)
@@ -268,6 +270,20 @@ class Router:
         if finisher is None and request.route == GPU:
             raise InvalidOption("The GPU route gives ids and counts only; ask for the rest without `route`.")
         return finisher
+
+    def _stays(self, request: EncodeRequest) -> bool:
+        """Whether the calling worker keeps a request: without all that a choice takes, where nothing has changed."""
+        if request.route != "auto" or self.chooser.policy != ADAPTIVE or not request.n_bytes:
+            return False
+        documents = request.documents
+        return self.chooser.stays(
+            request.tokenizer.spec.digest,
+            content_kind(documents[0]),
+            request.n_bytes,
+            len(documents),
+            self._queue.n_waiting,
+            time.monotonic_ns(),
+        )
 
     def _send_bundle(self, bundle: Bundle, left: list[Read], ended: list[Job[Any]]) -> None:
         first = bundle.requests[0]

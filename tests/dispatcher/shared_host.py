@@ -19,7 +19,7 @@ from dispatcher.costs import CostKey, Costs, Line, StartValues
 from dispatcher.gpu.batch import RouteLimits
 from dispatcher.gpu.fake_link import Simulation
 from dispatcher.gpu.group import Group
-from dispatcher.policy import ADAPTIVE, CPU, GPU, CpuLoad
+from dispatcher.policy import ADAPTIVE, CPU, FASTER, GPU, Choice, CpuLoad
 from tests.dispatcher.route_rig import MODEL, Rig
 
 KIND = "ascii"
@@ -119,10 +119,14 @@ class Service:
     def _send(self, number: int, since_ns: int) -> None:
         """On a worker that has read a document."""
         host, now_ns = self.host, self.simulation.now_ns
-        loads = [self._gpu.route.load(MODEL)]
-        choice = self.chooser.again(MODEL, KIND, host.n_bytes, 1, loads, now_ns)
-        if choice is None or self.chooser.policy != ADAPTIVE:
-            n_waiting = len(self._queue)
+        loads, n_waiting = [self._gpu.route.load(MODEL)], len(self._queue)
+        choice = None
+        if self.chooser.policy == ADAPTIVE:
+            if self.chooser.stays(MODEL, KIND, host.n_bytes, 1, n_waiting, now_ns):
+                choice = Choice(CPU, FASTER)
+            else:
+                choice = self.chooser.again(MODEL, KIND, host.n_bytes, 1, loads, now_ns)
+        if choice is None:
             load = CpuLoad(host.n_workers, self._n_idle + 1, n_waiting * host.n_bytes, n_waiting, is_first=True)
             choice = self.chooser.choose(MODEL, KIND, host.n_bytes, 1, load, loads, now_ns)
         self.routes.append(choice.route)

@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
-from dispatcher.chooser import EXPLORE_EVERY, EXPLORE_MAX_BYTES, RouteChooser
+from dispatcher.chooser import CLEAR_DECISIONS, EXPLORE_EVERY, EXPLORE_MAX_BYTES, STAYS_NS, RouteChooser
 from dispatcher.costs import Costs
-from dispatcher.policy import CPU, EXPLORE, GPU, POLICY, CpuLoad, GpuLoad
+from dispatcher.policy import CPU, EXPLORE, FASTER, GPU, POLICY, CpuLoad, GpuLoad
 from tests.dispatcher.route_rig import MODEL, US
 from tests.dispatcher.two_routes import KIND, TwoRoutes, World
 
@@ -154,6 +154,31 @@ def test_large_and_urgent_work_does_not_explore() -> None:
     for number in range(40):
         costs.observe_gpu_route(MODEL, KIND, 1_000, 1, 20_000_000, 1_000, number)
     assert EXPLORE not in reasons(1_000, gpu)
+
+
+def test_a_worker_stays_with_what_was_clear() -> None:
+    """For a few decisions and a short time, for no larger work and no longer queue; each is counted as any other."""
+    now_ns = SECOND
+    asks = CpuLoad(4, 4, is_first=True)
+
+    def chosen(load: CpuLoad = asks) -> RouteChooser:
+        chooser = RouteChooser(Costs())
+        assert chooser.choose(MODEL, KIND, 1_000, 2, load, [GpuLoad(ready=True)], now_ns).route == CPU
+        return chooser
+
+    chooser = chosen()
+    for n_bytes, n_documents, n_waiting, at_ns in (
+        (1_000, 3, 0, now_ns),
+        (2_002, 2, 0, now_ns),
+        (1_000, 2, 5, now_ns),
+        (1_000, 2, 0, now_ns + STAYS_NS + 1),
+    ):
+        assert not chooser.stays(MODEL, KIND, n_bytes, n_documents, n_waiting, at_ns)
+    stayed = [chooser.stays(MODEL, KIND, 1_000, 2, 4, now_ns + STAYS_NS) for _ in range(CLEAR_DECISIONS + 1)]
+    assert stayed == [True] * CLEAR_DECISIONS + [False]
+    assert chooser.snapshot()[CPU, FASTER] == 1 + CLEAR_DECISIONS
+    assert not chosen(CpuLoad(4, 4)).stays(MODEL, KIND, 1_000, 2, 0, now_ns)
+    assert chosen().again(MODEL, KIND, 1_000, 2, [GpuLoad(ready=True)], now_ns) is None
 
 
 def test_policies_do_not_explore_and_are_counted() -> None:

@@ -202,3 +202,24 @@ def test_every_size_has_a_class() -> None:
     """From nothing to more than fits memory."""
     assert [size_class(n) for n in (0, 1, 2, 1_024, 4_096, 1 << 38)] == [0, 0, 1, 5, 6, 19]
     assert size_class((1 << 39) - 1) == N_CLASSES - 1
+
+
+def test_what_a_replay_works_is_kept_apart_from_what_it_waits() -> None:
+    """Device and host CPU are the route's own; without the device's time, all of it is."""
+    costs = Costs()
+    for number in range(40):
+        costs.observe_gpu_route("m", ASCII, 1_000_000, 1, 40_000_000, 300_000, SECOND + number, replay_ns=200_000)
+        costs.observe_gpu_route("m", ASCII, 4_000, 1, 90_000, 10_000, SECOND + number)
+    cost = costs.of("gpu", "m", ASCII)
+    assert cost.work.at(1_000_000) == pytest.approx(500_000, rel=0.1)
+    assert cost.time.at(1_000_000) == pytest.approx(40_000_000, rel=0.1)
+    assert cost.work.at(4_000) == pytest.approx(90_000, rel=0.1)
+
+
+def test_the_way_there_and_back_is_observed() -> None:
+    """Nothing until it was seen, then as any other cost."""
+    costs = Costs()
+    assert costs.of("gpu", "m", ASCII).beside.at(4_000) <= 1
+    for number in range(40):
+        costs.observe_gpu_answer("m", ASCII, 4_000, 70_000, SECOND + number)
+    assert costs.of("gpu", "m", ASCII).beside.at(4_000) == pytest.approx(70_000, rel=0.1)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dispatcher.costs import CostKey, Line, StartValues, size_class
 from dispatcher.errors import Cancelled, EngineFault, InvalidOption, NoGpuRoute
 from dispatcher.gpu.batch import RouteLimits
 from dispatcher.gpu.fake_link import FakeEngine
@@ -282,6 +283,28 @@ def test_costs_are_observed_on_both_routes() -> None:
     costs = rig.gpus.costs
     assert {key[1:] for key in costs.snapshot() if key.route == "cpu"} == {(KEY, "ascii"), (KEY, "wide")}
     assert all(time and cpu for key, (time, cpu) in costs.snapshot().items() if key.route == "cpu")
+    rig.close()
+
+
+def test_the_way_to_the_gpu_and_back_is_observed(rig: GpuRig) -> None:
+    """By size and kind, once a job was answered."""
+    rig.finish(rig.submit("a" * 100))
+    beside = rig.gpus.costs.of("gpu", KEY, "ascii").beside
+    until(rig, lambda: beside.seen_ns[size_class(100)] > 0)
+    assert beside.at(100) > 1
+
+
+def test_a_worker_keeps_what_it_kept_a_moment_ago() -> None:
+    """Where the CPU route is clearly faster, all jobs are answered there, and every one counts as a decision."""
+    rig = GpuRig(policy="adaptive")
+    rig.gpus.start()
+    for route, ns in (("cpu", 1_000.0), ("gpu", 1e9)):
+        rig.gpus.costs.begin(CostKey(route, KEY, "ascii"), StartValues(Line(ns, 0.0), Line(ns, 0.0)))
+    for number in range(20):
+        job = rig.submit("a" * 100 + str(number))
+        rig.finish(job)
+        assert job.route == "cpu"
+    assert {key: n for key, n in rig.dispatcher.decisions().items() if n} == {("cpu", "faster"): 20}
     rig.close()
 
 
