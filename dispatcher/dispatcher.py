@@ -55,7 +55,8 @@ class Dispatcher:
         end of it, so that no worker asks for the interpreter while the loop still reads. None queues each at once.
         Without `gpus` everything takes the CPU route.
         """
-        self.n_workers = options.cpu_workers or max(MIN_WORKERS, usable_cpus())
+        n_cpus = usable_cpus()
+        self.n_workers = options.cpu_workers or max(MIN_WORKERS, n_cpus)
         self.admission = Admission(options, self.n_workers)
         self.clocks = clocks or ThreadClocks()
         self.shadow = ShadowCheck(options.shadow_check, self.clocks)
@@ -64,7 +65,7 @@ class Dispatcher:
         self._submitted: list[Job[Any]] = []
         self._waking = False
         self._home = threading.get_ident()
-        self._queue = WorkQueue()
+        self._queue = WorkQueue(n_cpus)
         self._done: deque[Job[Any]] = deque()
         self._in_flight: set[Job[Any]] = set()
         self._router = Router(options.policy, gpus or NoGpus(), self._queue, self._collect, self.shadow, self.n_workers)

@@ -4,11 +4,13 @@ Waking a thread costs more than encoding a short document, and threads that shar
 way. So short jobs gather behind a worker that is awake, and a further worker is woken only when the backlog grows or
 the awake ones are busy with long jobs. A long job never makes short ones wait while a worker is idle. Huge jobs, which
 may take seconds (some text takes a microsecond a byte, and no native call can be interrupted), never take the last
-worker: however many of them wait, one worker is left for all others.
+worker: however many of them wait, one worker is left for all others. Nor do they take the last CPU, as long as they
+come and go: more of them at a time would not end sooner, and the event loop would wait for each.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -40,7 +42,9 @@ class WorkQueue:
     `put` is called by any thread, `get` and `finished` by workers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, n_cpus: int = sys.maxsize) -> None:
+        """`n_cpus` are those of all workers and the event loop together."""
+        self._n_cpus = n_cpus
         self._jobs: FlowQueue[Job[Any]] = FlowQueue()
         self._huge: FlowQueue[Job[Any]] = FlowQueue()
         self._lock = threading.Lock()
@@ -57,6 +61,9 @@ class WorkQueue:
         self._woken_ns = 0
         self._closed = False
         self._last_head: Job[Any] | None = None
+        self._last_huge: Job[Any] | None = None
+        self._huge_is_stuck = False
+        """One waited from a `rescue` to the next: those before it may be slow, so it need not wait for their CPU."""
 
     @property
     def n_idle(self) -> int:
@@ -140,6 +147,9 @@ class WorkQueue:
         """
         gate = None
         with self._lock:
+            huge = self._huge.head()
+            self._huge_is_stuck = huge is not None and huge is self._last_huge
+            self._last_huge = huge
             head = self._next()
             if head is not None and head is self._last_head and self._parked:
                 self._n_awake += 1
@@ -164,7 +174,8 @@ class WorkQueue:
     def _next(self) -> Job[Any] | None:
         """Under the lock: the job that a worker may take now, the older one of both kinds."""
         first = self._jobs.head()
-        if self._closed or self._n_huge < max(1, self._n_workers - 1):
+        n_places = self._n_workers if self._huge_is_stuck else min(self._n_workers, self._n_cpus)
+        if self._closed or self._n_huge < max(1, n_places - 1):
             huge = self._huge.head()
             if huge is None:
                 return first
@@ -179,6 +190,7 @@ class WorkQueue:
         assert first is not None
         huge = _is_huge(first)
         (self._huge if huge else self._jobs).popleft()
+        self._huge_is_stuck &= not huge
         if slow or first.slot.n_bytes > LONG_BYTES:
             first.is_long = True
             self._n_long += 1

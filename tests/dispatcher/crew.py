@@ -61,8 +61,8 @@ class Hand(threading.Thread):
 class Crew:
     """A queue with workers that are all parked at first."""
 
-    def __init__(self, n: int) -> None:
-        self.queue = WorkQueue()
+    def __init__(self, n: int, n_cpus: int = 64) -> None:
+        self.queue = WorkQueue(n_cpus)
         self._slots = Admission(DispatcherOptions(max_in_flight=1_000_000, max_in_flight_bytes=1 << 50))
         self.hands = [Hand(self.queue) for _ in range(n)]
         for hand in self.hands:

@@ -50,6 +50,38 @@ def test_huge_jobs_leave_a_worker_for_the_others(crew: Crew) -> None:
     assert crew.woken().round() == [late]
 
 
+def test_huge_jobs_leave_a_cpu_for_the_others() -> None:
+    """On two CPUs they go one at a time, whatever the number of workers, as long as they come and go."""
+    crew = Crew(4, n_cpus=2)
+    huge = [crew.job(HUGE_BYTES + 1) for _ in range(4)]
+    crew.put(*huge)
+    hand = crew.woken()
+    for job in huge[:3]:
+        assert hand.round() == [job]
+        assert crew.n_parked == 3
+        crew.queue.rescue()
+        crew.queue.finished([job], 1_000)
+        hand.ask()
+    assert hand.round() == [huge[3]]
+    crew.stop()
+
+
+def test_a_slow_huge_job_shares_its_cpu() -> None:
+    """One that waits while `rescue` is called goes on another worker, up to the last but one."""
+    crew = Crew(4, n_cpus=1)
+    huge = [crew.job(HUGE_BYTES + 1) for _ in range(4)]
+    crew.put(*huge)
+    assert crew.woken().round() == [huge[0]]
+    for job in huge[1:3]:
+        for _ in range(3):
+            crew.queue.rescue()
+        assert crew.woken().round() == [job]
+    for _ in range(5):
+        crew.queue.rescue()
+    assert crew.n_parked == 1
+    crew.stop()
+
+
 def test_a_single_worker_takes_huge_jobs() -> None:
     """With one worker there is none to spare."""
     alone = Crew(1)
