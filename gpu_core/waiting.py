@@ -59,7 +59,8 @@ class Prediction:
         known = self._by_bucket.get(bucket)
         if known is not None:
             return known
-        smaller = [other for other in self._by_bucket if other < bucket]
+        # A copy first: another thread may learn meanwhile.
+        smaller = [other for other in tuple(self._by_bucket) if other < bucket]
         return self._by_bucket[max(smaller)] if smaller else 0.0
 
     def seen(self, n_bytes: int, took_ns: int, is_bound: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -162,3 +163,17 @@ def open_files() -> list[str]:
         except OSError:
             continue
     return sorted(name for name in found if not name.startswith("/proc/"))
+
+
+@contextmanager
+def crowded() -> Iterator[None]:
+    """As many descriptors are open as of a service with a thousand connections: more than `select` takes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, hard), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        yield
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

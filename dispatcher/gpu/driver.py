@@ -51,8 +51,10 @@ class RouteDriver:
     def wake(self) -> None:
         """Let there be a turn: a link is lost, or new."""
         self._has_news = True
-        if self._local is not None:
-            self._local.interrupt()
+        # The thread that drives may end it meanwhile.
+        local = self._local
+        if local is not None:
+            local.interrupt()
         with self._lock:
             if not self._closed:
                 os.eventfd_write(self._news_fd, 1)
@@ -81,13 +83,14 @@ class RouteDriver:
         While an engine of this process is busy and would not begin with more, it takes until one of its replays ends.
         """
         local = self._local
+        if self._is_turning or self._closed:
+            return False
         if local is None or self._has_news:
-            is_ready = self._has_news or bool(self._poll.poll(seconds))
+            # To `epoll`, less than nothing is for ever.
+            is_ready = self._has_news or bool(self._poll.poll(max(seconds, 0.0)))
             if is_ready:
                 self.turn()
             return is_ready
-        if self._is_turning or self._closed:
-            return False
         self._is_turning = True
         try:
             driven = self._driven[0]
@@ -127,7 +130,8 @@ class RouteDriver:
                 link.interrupt()
             return
         driven.link = self._local = None
-        link.watch(self._poll.unregister)
+        if not self._closed:
+            link.watch(self._poll.unregister)
         if reason == ENGINE_SILENT:
             link.kill(SILENT)
         elif reason != NOT_READY:

@@ -34,7 +34,7 @@ _PR_SET_NAME = 15
 
 def main(arguments: Sequence[str], make_gpu: Callable[[GpuOptions], Gpu]) -> int:
     """Serve until the frontend is gone; the exit status."""
-    launches, control = (socket.socket(fileno=int(number)) for number in arguments[:2])
+    launches, control = (_passed(int(number)) for number in arguments[:2])
     ctypes.CDLL(None).prctl(_PR_SET_NAME, NAME, 0, 0, 0)
     if not end_with(int(arguments[2])):
         return 0
@@ -60,6 +60,13 @@ def main(arguments: Sequence[str], make_gpu: Callable[[GpuOptions], Gpu]) -> int
     except Exception as error:
         return _fail(control, Fault(False, f"{type(error).__name__} in {_where(error)}"), EXIT_FAULT)
     return 0
+
+
+def _passed(fd: int) -> socket.socket:
+    """A socket that was passed, under a low number: `select` takes none over 1023, and the frontend may have more."""
+    low = os.dup(fd)
+    os.close(fd)
+    return socket.socket(fileno=low)
 
 
 def _fail(control: socket.socket, fault: Fault, status: int) -> int:

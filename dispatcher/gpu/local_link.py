@@ -73,8 +73,9 @@ class LocalLink:
         self._lost = ""
         # An interrupt may come from a garbage collection in the middle of a method that holds it.
         self._guard = threading.RLock()
-        self._attached = {threading.get_ident()}
-        self._sharp: set[int] = set()
+        # Not by their identifiers: a new thread may have that of one that ended.
+        self._own = threading.local()
+        self._own.is_attached = True
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._is_asleep = self._is_interrupted = False
         self._wake_ns = float(FIRST_WAKE_NS)
@@ -100,7 +101,7 @@ class LocalLink:
         place = self._places.get(slot.number)
         if place is None or self._lost:
             raise EngineLost(self._lost or CLOSED)
-        if threading.get_ident() not in self._attached:
+        if not hasattr(self._own, "is_attached"):
             self._attach()
         place.n_bytes, place.n_documents = n_bytes, n_documents
         place.launched_ns = now_ns = time.perf_counter_ns()
@@ -203,9 +204,13 @@ class LocalLink:
         self._sharpen()
         self._is_asleep = True
         try:
-            if self._launched or self._is_interrupted or self._wake_fd < 0:
+            fd = self._wake_fd
+            if self._launched or self._is_interrupted or fd < 0:
                 return
-            select.select([self._wake_fd], (), (), min(left_ns * 1e-9, 60.0))
+            # `select.select` takes no descriptor over 1023, and a caller may have as many open.
+            news = select.poll()
+            news.register(fd, select.POLLIN)
+            news.poll(min(left_ns * 1e-6, 60e3))
         finally:
             self._is_asleep = False
         with self._guard, contextlib.suppress(BlockingIOError):
@@ -213,8 +218,8 @@ class LocalLink:
                 os.eventfd_read(self._wake_fd)
 
     def _sharpen(self) -> None:
-        if threading.get_ident() not in self._sharp:
-            self._sharp.add(threading.get_ident())
+        if not hasattr(self._own, "is_sharp"):
+            self._own.is_sharp = True
             sharpen_sleep()
 
     def _wake(self) -> None:
@@ -224,7 +229,7 @@ class LocalLink:
 
     def _attach(self) -> None:
         self._gpu.attach()
-        self._attached.add(threading.get_ident())
+        self._own.is_attached = True
 
     def _lose(self, reason: str) -> None:
         is_first, self._lost = not self._lost, self._lost or reason

@@ -22,6 +22,7 @@ from dispatcher.options import DispatcherOptions
 from dispatcher.request import EncodeOptions
 from dispatcher.tokenizer import Tokenizer
 from tests.data import tokenizer_json
+from tests.dispatcher.host_engine import HostEngine
 from tests.engine_rig import LIMIT_S, engine_command, until
 
 OPTIONS: dict[str, Any] = {"gpus": "0", "gpu_classes_kib": "4,512", "gpu_contexts": 2, "gpu_restart_min_s": 0.01}
@@ -31,9 +32,18 @@ PLAIN = EncodeOptions(add_special_tokens=False)
 class Driven:
     """A dispatcher with one GPU that the calling thread drives."""
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer, **script: Any) -> None:
+    def __init__(self, folder: Path, tokenizer: Tokenizer, engine: str = "process", **script: Any) -> None:
         command = engine_command(folder, "byte_bpe", **script)
-        self.gpus = Gpus(GpuRouteOptions(**OPTIONS), ThreadClocks(), folder, command, calibrate=False, driven=True)
+        files = {tokenizer.spec.digest: str(folder / "byte_bpe.json")}
+        self.gpus = Gpus(
+            GpuRouteOptions(**OPTIONS, gpu_engine=engine),
+            ThreadClocks(),
+            folder,
+            command,
+            calibrate=False,
+            driven=True,
+            make_gpu=HostEngine(files).gpu,
+        )
         options = DispatcherOptions(cpu_workers=1, policy="gpu")
         self.dispatcher = Dispatcher(options, lambda _: None, gpus=self.gpus)
         self._tokenizer = tokenizer
@@ -48,7 +58,7 @@ class Driven:
         until_s = time.monotonic() + LIMIT_S
         while not condition():
             assert time.monotonic() < until_s
-            if select.select([self.gpus.driver], [], [], 0.01)[0]:
+            if select.select([self.gpus.driver], [], [], 0.01)[0] or self.gpus.driver.is_busy:
                 self.gpus.driver.turn()
 
     def submit(self, documents: list[str]) -> list[EncodedGroup]:
@@ -130,4 +140,28 @@ def test_closing_answers_what_is_under_way(tmp_path: Path, synthetic: Tokenizer)
     driven.gpus.close()
     until(lambda: all(results))
     assert {result[0].route for result in results} == {"cpu"}
+    driven.close()
+
+
+@pytest.mark.parametrize("synthetic", ["byte_bpe"], indirect=True)
+@pytest.mark.parametrize("engine", ["process", "local"])
+def test_a_callback_may_close(tmp_path: Path, synthetic: Tokenizer, engine: str) -> None:
+    """The turn that it is called from ends in peace, and so do all that follow."""
+    driven = Driven(tmp_path, synthetic, engine)
+    driver = driven.gpus.driver
+    assert driver is not None
+    driven.until(lambda: driven.serves)
+    while driver.rest(-1.0):
+        pass
+    errors: list[Exception | None] = []
+
+    def on_done(result: EncodedGroup | None, error: Exception | None) -> None:
+        driver.close()
+        errors.append(error)
+
+    driven.dispatcher.encode_group(synthetic, ["text"], on_done, PLAIN)
+    driven.until(lambda: bool(errors))
+    driver.wake()
+    assert not driver.rest(1.0)
+    assert errors == [None]
     driven.close()

@@ -24,7 +24,7 @@ from dispatcher.request import EncodeOptions
 from dispatcher.tokenizer import Tokenizer
 from tests.data import tokenizer_json
 from tests.dispatcher.host_engine import HostEngine
-from tests.engine_rig import LIMIT_S, OPTIONS, model, open_files, put, tables_fd, until, wrong_documents
+from tests.engine_rig import LIMIT_S, OPTIONS, crowded, model, open_files, put, tables_fd, until, wrong_documents
 
 FAST: dict[str, Any] = {"gpus": "0", "gpu_engine": "local", "gpu_classes_kib": "4,512", "gpu_contexts": 2}
 PLAIN = EncodeOptions(add_special_tokens=False)
@@ -200,6 +200,42 @@ def test_a_link_alone(tmp_path: Path) -> None:
     link.close()
     link.close()
     assert [name for name in open_files() if "eventfd" in name] == [name for name in before if "eventfd" in name]
+
+
+def test_a_link_among_many_descriptors(tmp_path: Path) -> None:
+    """It waits, and is woken, like any other."""
+    with crowded():
+        link = LocalLink(host(tmp_path).gpu(OPTIONS), OPTIONS)
+        assert link.wait(0.001) == []
+        timer = threading.Timer(0.01, link.interrupt)
+        timer.start()
+        assert link.wait(LIMIT_S) == []
+        timer.join()
+        link.close()
+
+
+def test_every_thread_is_attached(tmp_path: Path) -> None:
+    """Once, before its first launch; also one that has the identifier of a thread that ended."""
+    gpu = host(tmp_path).gpu(OPTIONS)
+    attached: list[threading.Thread] = []
+    gpu.attach = lambda: attached.append(threading.current_thread())  # type: ignore[method-assign]
+    link = LocalLink(gpu, OPTIONS)
+    link.load(model().key, read_tables(os.dup(tables_fd("byte_bpe"))))
+    slot = link.slots(model().key)[0]
+
+    def launch() -> None:
+        for _ in range(2):
+            link.launch(slot, *put(slot, [b"one"]), False)
+            while not link.wait(0.0):
+                pass
+
+    launch()
+    threads = [threading.Thread(target=launch) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+        thread.join()
+    assert attached == threads
+    link.close()
 
 
 def test_one_gpu_only() -> None:

@@ -17,6 +17,7 @@ from tests.dispatcher.host_engine import HostEngine
 from tests.engine_rig import (
     OPTIONS,
     completions,
+    crowded,
     engine_command,
     is_alive,
     launch,
@@ -51,6 +52,15 @@ def test_a_thousand_replays_of_changing_sizes(tmp_path: Path) -> None:
             n_flagged += len(completion.needs_cpu)
             assert set(completion.needs_cpu.values()) <= {"invalid UTF-8"}
         assert n_flagged > 10
+
+
+def test_an_engine_that_starts_among_many_connections(tmp_path: Path) -> None:
+    """It waits and answers like any other."""
+    with crowded(), running_link(tmp_path, replay_s=0.001) as link:
+        slot = link.slots(model().key)[0]
+        for documents in ([b"one two"], [b"three", b""]):
+            launch(link, slot, documents)
+            assert wrong_documents(completions(link, 1)[slot.number], documents, model()) == []
 
 
 def test_several_replays_in_flight(tmp_path: Path) -> None:

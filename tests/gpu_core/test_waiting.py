@@ -182,3 +182,19 @@ def test_a_device_that_never_ends_is_a_fault() -> None:
 def test_sharper_sleep() -> None:
     """The timer slack of the thread can be set on Linux."""
     assert sharpen_sleep()
+
+
+def test_predictions_while_another_thread_learns() -> None:
+    """Whoever launches may ask while whoever waits learns of a size that is new."""
+    prediction = Prediction()
+
+    class Bucket(int):
+        """While it is compared, another thread learns."""
+
+        def __lt__(self, other: int) -> bool:
+            prediction.seen(1 << 20, 9_000, False)
+            return int(self) < other
+
+    prediction._by_bucket = {Bucket(1): 1_000.0, Bucket(2): 2_000.0}
+    assert prediction.of(1 << 10) == 2_000.0
+    assert prediction.of(1 << 20) == 9_000.0
