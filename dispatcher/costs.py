@@ -103,7 +103,8 @@ class Curve:
 
     def __init__(self, start: Line, weight: float = 0.0) -> None:
         """`weight`: what the start values count for, in observations of each class."""
-        self.start = start
+        # No work takes no time: routes are compared by how many times as long they take.
+        self.start = start = Line(max(start.fixed_ns, 1.0), start.byte_ns)
         self._lines = [start] * N_CLASSES
         self._factors = [0.0] * N_CLASSES
         self._weights = [weight] * N_CLASSES

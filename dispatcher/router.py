@@ -34,7 +34,6 @@ from dispatcher.policy import ADAPTIVE, CPU, GPU, NO_GPU, Choice, CpuLoad, GpuLo
 from dispatcher.request import EncodedDocument, EncodeOptions, EncodeRequest, Request, Route
 from dispatcher.shadow import ShadowCheck
 from dispatcher.work_queue import WorkQueue
-from gpu_core.errors import SidetokError
 from gpu_core.normal_form import Rewriter
 
 Read = tuple[Job[Any], Request]
@@ -131,7 +130,7 @@ class Router:
                     continue
                 # What else comes back from the GPU route stays with the worker.
                 finisher = None if job.partial is not None else self._finisher(request)
-            except SidetokError as error:
+            except BaseException as error:  # native code raises panics that are no `Exception`
                 fail(job, error)
                 ended.append(job)
                 continue

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dispatcher.dispatcher import Dispatcher
-from dispatcher.errors import TextTooLarge
+from dispatcher.errors import EngineFault, TextTooLarge
 from dispatcher.gpu.fake_link import NOT_NORMAL, FakeEngine
 from dispatcher.gpu.options import GpuRouteOptions
 from dispatcher.gpus import Gpus
@@ -96,6 +96,25 @@ def test_without_a_rewriter_or_a_better_gpu_the_cpu_answers(rig: GpuRig) -> None
     assert job.ending.answer == [[ord(c) for c in COMPOSES]]
     assert True not in engine(rig).normal_forms
     rig.settle()
+
+
+def test_a_rewriter_that_breaks_costs_no_worker(rig: GpuRig) -> None:
+    """The job ends with an error, and the worker goes on."""
+
+    class Broken(Rewriter):
+        """Panics."""
+
+        def rewrite(self, document: bytes) -> bytes | None:
+            raise BaseException("panic")
+
+    works, rig.gpus.rewriters[KEY] = rig.gpus.rewriters[KEY], Broken(FakeTokenizer().spec)
+    jobs = [rig.submit(COMPOSES) for _ in range(4)]
+    rig.finish(*jobs)
+    assert all([isinstance(job.ending.error, EngineFault) for job in jobs])
+    rig.gpus.rewriters[KEY] = works
+    job = rig.submit(COMPOSES)
+    rig.finish(job)
+    assert job.ending.answer == gpu_ids("\u00e9")
 
 
 def test_an_engine_that_is_lost_in_between(rig: GpuRig) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from dispatcher.chooser import CLEAR_DECISIONS, EXPLORE_EVERY, EXPLORE_MAX_BYTES, STAYS_NS, RouteChooser
-from dispatcher.costs import Costs
+from dispatcher.costs import ASCII, CostKey, Costs, Line, StartValues
 from dispatcher.policy import CPU, EXPLORE, FASTER, GPU, POLICY, CpuLoad, GpuLoad
 from tests.dispatcher.route_rig import MODEL, US
 from tests.dispatcher.two_routes import KIND, TwoRoutes, World
@@ -48,6 +48,17 @@ def test_never_much_slower_than_the_better_route(name: str, rate: float) -> None
         by_policy[policy] = routes.median_ns(first=300), routes.mean_ns(first=300)
     for at in (0, 1):
         assert by_policy["adaptive"][at] <= 1.1 * min(by_policy[CPU][at], by_policy[GPU][at])
+
+
+def test_costs_without_a_fixed_part() -> None:
+    """As a calibration may find them: a document without a byte has a route, too."""
+    costs = Costs()
+    for route in (CPU, GPU):
+        costs.begin(CostKey(route, "m", ASCII), StartValues(Line(0.0, 20.0), Line(0.0, 20.0)))
+    loads = [GpuLoad(ready=True), GpuLoad(ready=True, alone_waiting_bytes=5)]
+    for load in loads:
+        choice = RouteChooser(costs).choose("m", ASCII, 0, 1, CpuLoad(4, 1, is_first=True), [load], 1)
+        assert choice.route in (CPU, GPU)
 
 
 @pytest.mark.parametrize(("name", "route"), [("slow gpu", CPU), ("fast cpu", CPU), ("slow cpu", GPU)])
