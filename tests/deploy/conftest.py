@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -46,6 +47,17 @@ def run(*command: str, text: str | None = None, **environ: str) -> str:
     result = subprocess.run(command, capture_output=True, text=True, input=text, timeout=60, check=False, env=given)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
+
+
+def instructions(name: str) -> list[str]:
+    """What stands behind an instruction of the Dockerfile, each time it is used."""
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    return [line.strip() for line in re.findall(rf"^{name}\s+(.*)$", text, re.M)]
+
+
+def image_environ() -> dict[str, str]:
+    """The variables that the image sets, by name."""
+    return dict(re.findall(r"(\w+)=(\S+)", " ".join(instructions("ENV"))))
 
 
 @pytest.fixture(scope="session")

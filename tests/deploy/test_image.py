@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -20,20 +21,14 @@ from gpu_core.errors import DeviceUnavailable
 from gpu_core.layout import kernel_directory
 from gpu_core.tables import BRIDGE_FAMILY, FAMILIES
 from service.settings import parse_serve
-from tests.deploy.conftest import DEPLOY, run, tool
-from tests.deploy.test_kubernetes import pod
+from tests.deploy.conftest import DEPLOY, image_environ, instructions, run, tool
+from tests.deploy.test_kubernetes import container, pod
 from tests.end_to_end.harness import ROOT, ServiceProcess, Wire, encode
 from tests.gpu_core.test_nvrtc import ARCHITECTURES as COMPILED
 
-DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
 FOLDER = DEPLOY / "docker"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = {"cpu": (), "cuda12": ("cuda12",), "cuda13": ("cuda13",)}
-
-
-def instructions(name: str) -> list[str]:
-    """What stands behind an instruction, each time it is used."""
-    return [line.strip() for line in re.findall(rf"^{name}\s+(.*)$", DOCKERFILE, re.M)]
 
 
 def locked(name: str) -> dict[str, list[Requirement]]:
@@ -65,13 +60,13 @@ def test_no_shell_is_needed_to_run() -> None:
 
 def test_the_image_is_labelled() -> None:
     """Title, description, licence, version and revision, as the OCI names them."""
-    labels = set(re.findall(r"org\.opencontainers\.image\.(\w+)=", DOCKERFILE))
+    labels = set(re.findall(r"org\.opencontainers\.image\.(\w+)=", " ".join(instructions("LABEL"))))
     assert labels >= {"title", "description", "licenses", "version", "revision"}
 
 
 def test_variables_are_settings() -> None:
     """What the image sets is understood by the service, and its folders are there for its user."""
-    environ = dict(re.findall(r"(\w+)=(\S+)", " ".join(instructions("ENV"))))
+    environ = image_environ()
     service, work, _ = parse_serve([], environ)
     assert (service.host, service.log_format) == ("0.0.0.0", "json")
     volumes = json.loads(instructions("VOLUME")[0])
@@ -133,12 +128,19 @@ def test_kernels_reach_the_volume(overlay: str, tmp_path: Path) -> None:
     assert {"name": mount["name"], "mountPath": "/var/cache/sidetok"} in caches["sidetok"]
     (tmp_path / "image").mkdir()
     (tmp_path / "image" / "a.cubin").write_bytes(b"code")
+    # Root without capabilities adds no kernel to somebody else's folder.
+    assert user(overlay, first) == user(overlay, container(overlay))
     program, flag, code = first["command"]
     code = code.replace("/var/cache/sidetok/kernels", str(tmp_path / "image"))
     for _ in range(2):
         run(sys.executable, flag, code.replace(mount["mountPath"], str(tmp_path / "volume")))
     assert program == "python"
     assert (tmp_path / "volume" / "kernels" / "a.cubin").read_bytes() == b"code"
+
+
+def user(overlay: str, one: dict[str, Any]) -> int:
+    """Who runs a container."""
+    return int({**pod(overlay).get("securityContext", {}), **one["securityContext"]}["runAsUser"])
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +164,17 @@ def started(installed: Path, home: Path) -> Iterator[ServiceProcess]:
     )
     yield process
     process.stop()
+
+
+def test_kernels_are_those_of_the_program(installed: Path, tmp_path: Path) -> None:
+    """They are compiled from the installed source: CuPy would not find them again if they came from another folder."""
+    command = [str(FOLDER / "install"), "kernels", "cuda13", str(installed), str(tmp_path)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    # The CPU variant has no CuPy: the step ends with a trace, which names the files that ran.
+    assert "CuPy is not installed" in result.stderr
+    ran = re.findall(r'File "([^"]+/(?:deploy|gpu_core)/[^"]+)"', result.stderr)
+    assert len(ran) > 1
+    assert {Path(file).is_relative_to(installed) for file in ran} == {True}, ran
 
 
 def healthcheck(installed: Path, **environ: str) -> int:

@@ -15,7 +15,7 @@ from cloudcoil.models.prometheus_operator.v1 import ServiceMonitor
 
 from service.options import ServiceOptions
 from service.settings import parse_serve
-from tests.deploy.conftest import DEPLOY, run, tool
+from tests.deploy.conftest import DEPLOY, image_environ, run, tool
 from tests.deploy.promql import Metrics
 from tests.end_to_end.harness import PROGRAM, ServiceProcess, Wire, encode
 
@@ -55,8 +55,9 @@ def container(overlay: str) -> dict[str, Any]:
 
 
 def environ(overlay: str) -> dict[str, str]:
-    """Its environment."""
-    return {variable["name"]: variable["value"] for variable in container(overlay)["env"]}
+    """The settings in its environment: those of the image, and over them those of the manifest."""
+    image = {name: value for name, value in image_environ().items() if name.startswith("SIDETOK_")}
+    return {**image, **{variable["name"]: variable["value"] for variable in container(overlay)["env"]}}
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -19,7 +19,7 @@ from deploy.sglang.generate import generate as generate_sglang
 from deploy.vllm.generate import complete
 from deploy.vllm.generate import generate as generate_vllm
 from service.settings import parse_serve
-from tests.deploy.conftest import DEPLOY
+from tests.deploy.conftest import DEPLOY, image_environ
 from tests.deploy.peers import EndpointPicker, IdsInIdsOut, TokenProducer, serving
 from tests.end_to_end.harness import ROOT, ServiceProcess
 from tests.end_to_end.harness import serving as serving_process
@@ -73,10 +73,10 @@ def test_llm_d_runs_the_sidecar() -> None:
     sidecar = VALUES["tokenizer"]
     assert sidecar["command"] == ["sidetok"]
     command, *arguments = sidecar["args"]
-    environ = {variable["name"]: variable["value"] for variable in sidecar["env"]}
+    environ = {**image_environ(), **{variable["name"]: variable["value"] for variable in sidecar["env"]}}
     options, work, gpu = parse_serve(arguments, environ)
     assert command == "serve"
-    assert (options.port, gpu.gpus) == (sidecar["port"], "none")
+    assert (options.port, options.uds, gpu.gpus) == (sidecar["port"], "", "none")
     assert plugin("token-producer")["vllm"]["url"] == f"http://localhost:{options.port}"
     names = {model.split("=", 1)[0] for model in options.model}
     assert names == {plugin("token-producer")["modelName"]} == {sidecar["modelName"]}

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pyarrow
+import pyarrow.parquet
 import pytest
+import zstandard
 from tokenizers import Tokenizer as Reference
 
 from tests.data import adversarial, tokenizer_json
@@ -49,11 +52,13 @@ def start(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    """A small tokenizer, and documents in several files."""
+    """A small tokenizer, and documents in several files of each format."""
     it = Workplace(tmp_path_factory.mktemp("files"))
     for i in range(6):
         it.write(f"{i}.jsonl", json_lines([*SHORT[i * 500 : i * 500 + 500], *TEXTS]))
     it.write("7.jsonl", b'{"text": 1}\n')
+    it.write("8.txt.zst", zstandard.compress("".join(TEXTS).encode()))
+    pyarrow.parquet.write_table(pyarrow.table({"text": [*SHORT[:200], *TEXTS]}), it.input / "9.parquet")
     return it
 
 
@@ -68,7 +73,9 @@ def test_the_job_writes_what_the_command_writes(cluster: None, place: Workplace)
     other = place.folder / "ray"
     assert main(["--workers", "2", *place.arguments(*options, output=other)]) == 3
     assert digests(other) == digests(place.output)
-    assert place.documents(other)[:3] == place.expected(SHORT[:3])
+    documents = place.documents(other)
+    assert documents[:3] == place.expected(SHORT[:3])
+    assert documents[-len(TEXTS) :] == place.expected(TEXTS)
 
 
 def test_a_job_that_cannot_go_on_says_why(cluster: None, place: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
