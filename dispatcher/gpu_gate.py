@@ -9,6 +9,7 @@ is a few milliseconds of replays, and not by all that is in flight.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,9 +17,12 @@ from functools import partial
 from typing import Protocol
 
 from dispatcher.admission import Uncounted
+from dispatcher.failures import where
 from dispatcher.flow_queue import FlowQueue
-from dispatcher.gpu.group import Group
+from dispatcher.gpu.group import UNREADABLE, Group, answer
 from dispatcher.policy import GpuLoad
+
+log = logging.getLogger("sidetok.gpu_gate")
 
 ROUTE_BYTES = 16 << 20
 """On the route at once: enough to keep a GPU busy, 2 ms or so of replays."""
@@ -66,7 +70,7 @@ class GpuGate:
                 self._waiting.append(_Waiting(group, route, Uncounted(size), flow))
                 return
             self._on_route += size
-        route.submit(group)
+        _hand_over(route, group)
 
     def with_waiting(self, load: GpuLoad) -> GpuLoad:
         """The queue of the route for a model, and what waits here as if it were there already."""
@@ -89,7 +93,7 @@ class GpuGate:
                 return
             self._is_letting = True
         while (item := self._next()) is not None:
-            item.route.submit(item.group)
+            _hand_over(item.route, item.group)
 
     def _next(self) -> _Waiting | None:
         with self._lock:
@@ -99,3 +103,14 @@ class GpuGate:
                 return item
             self._is_letting = False
             return None
+
+
+def _hand_over(route: Submits, group: Group) -> None:
+    """To the route. What it fails to take falls back: nobody else would tell it, and it would count for ever."""
+    try:
+        route.submit(group)
+    except BaseException as error:
+        log.error("a GPU route failed to take a group", extra={"error": type(error).__name__, "where": where(error)})
+        # Whatever of it is queued leaves.
+        group.cancelled = group.settled = True
+        answer(group.on_fallback, group, UNREADABLE)

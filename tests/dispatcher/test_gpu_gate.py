@@ -97,3 +97,27 @@ def test_a_lost_engine_lets_all_go() -> None:
     rig.simulation.run()
     assert len(rig.done) == 1
     assert rig.route.load(MODEL).waiting_bytes == 0
+
+
+class Broken:
+    """A route that fails."""
+
+    def submit(self, group: Group) -> None:
+        """Fail."""
+        raise RuntimeError
+
+
+def test_what_a_route_fails_to_take_falls_back() -> None:
+    """Also what waited before it, each group once; it counts no more, and the others go on."""
+    rig, gate = Rig(), GpuGate(route_bytes=1)
+    gate.submit(rig.route, rig.group(b"first"), "a")
+    for _ in range(100):
+        gate.submit(Broken(), rig.group(b"text"), "a")
+    gate.submit(rig.route, rig.group(b"last"), "a")
+    rig.simulation.run()
+    assert (len(rig.fallen), len(rig.done)) == (100, 2)
+    gate.submit(Broken(), rig.group(b"text"), "a")
+    gate.submit(rig.route, rig.group(b"later"), "a")
+    rig.simulation.run()
+    assert (len(rig.fallen), len(rig.done)) == (101, 3)
+    assert not gate.is_full
