@@ -129,11 +129,17 @@ class LocalEngine:
             try:
                 if fd < 0:
                     self._unload(key)
-                elif gpu is not None and key in self._wanted and key not in self._loaded:
+                elif gpu is not None and self._is_wanted(key):
                     self._load(gpu, key, fd)
             finally:
                 if fd >= 0:
                     os.close(fd)
+
+    def _is_wanted(self, key: str) -> bool:
+        link = self._link
+        if self._is_closed or link is None or link.lost_reason:
+            return False
+        return key in self._wanted and key not in self._loaded
 
     def _start(self, begin_s: float) -> Gpu | None:
         try:

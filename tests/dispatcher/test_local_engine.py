@@ -13,6 +13,7 @@ import pytest
 
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.gpu.link import EngineLost
+from dispatcher.gpu.local_engine import LocalEngine
 from dispatcher.gpu.local_link import LocalLink
 from dispatcher.gpu.options import GpuRouteOptions
 from dispatcher.gpu.table_builder import read_tables
@@ -22,6 +23,9 @@ from dispatcher.meter import ThreadClocks
 from dispatcher.options import DispatcherOptions
 from dispatcher.request import EncodeOptions
 from dispatcher.tokenizer import Tokenizer
+from gpu_core.execution import Device
+from gpu_core.options import GpuOptions
+from gpu_core.tables import Tables
 from tests.data import tokenizer_json
 from tests.dispatcher.host_engine import HostEngine
 from tests.engine_rig import LIMIT_S, OPTIONS, crowded, model, open_files, put, tables_fd, until, wrong_documents
@@ -242,3 +246,32 @@ def test_one_gpu_only() -> None:
     """A process that uses GPUs itself uses one."""
     with pytest.raises(ValueError, match="one GPU"):
         GpuRouteOptions(gpus="0,1", gpu_engine="local")
+
+
+def test_closing_loads_no_more(tmp_path: Path) -> None:
+    """Whoever closes waits for the tokenizer that is being loaded, and not for those that come after it."""
+    gpu = host(tmp_path).gpu(OPTIONS)
+    device, loaded, go_on = gpu.device, [], threading.Event()
+
+    def slow_device(key: str, tables: Tables, options: GpuOptions) -> Device:
+        loaded.append(key)
+        go_on.wait(LIMIT_S)
+        return device(key, tables, options)
+
+    gpu.device = slow_device  # type: ignore[method-assign]
+    engine = LocalEngine(
+        GpuRouteOptions(**FAST),
+        on_ready=lambda number, link: None,
+        on_lost=lambda number, link, reason: None,
+        make_gpu=lambda _: gpu,
+    )
+    engine.start()
+    for family in ("byte_bpe", "split_bpe"):
+        engine.add(model(family).key, model(family).data)
+    until(lambda: len(loaded) == 1 and engine._orders.qsize() == 1)
+    closer = threading.Thread(target=engine.close)
+    closer.start()
+    until(lambda: engine._orders.qsize() == 2)
+    go_on.set()
+    closer.join()
+    assert len(loaded) == 1
