@@ -126,10 +126,12 @@ def test_offsets_are_told(visit: Visit) -> None:
 
 
 def test_figures_by_route(visit: Visit) -> None:
-    """After requests there is a row for the CPU route with what they took."""
+    """After requests there is a row for the CPU route with what they took, and none for a route that serves nothing."""
     for _ in range(3):
         visit.tokenize("some text")
     visit.expect("#routes tr").to_have_text(re.compile(r"^cpu.*(ms|µs).*%"))
+    if "does not serve" in visit.page.locator("#models tr").inner_text():
+        playwright.expect(visit.page.locator("#routes tr")).to_have_count(1)
     assert "in flight" in visit.page.locator("#flow").inner_text()
 
 
@@ -164,6 +166,7 @@ def test_a_picture(visit: Visit, tmp_path: Path) -> None:
         visit.tokenize(text)
     visit.page.fill("#text", "Hello, world! Tokens of text, código, 日本語 and 😀.\n\tif x == 1: return <b>None</b>")
     visit.page.click("button[type=submit]")
+    visit.expect("#routes tr").to_have_text(re.compile(r"^cpu.*(ms|µs)"))
     visit.expect("#routes svg").to_be_visible()
     path = Path(os.environ.get("SIDETOK_PICTURE") or tmp_path / "page.png")
     visit.page.screenshot(path=path, full_page=True)
