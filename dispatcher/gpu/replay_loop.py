@@ -10,6 +10,7 @@ Wait and prediction are those of `gpu_core.waiting`, for several replays at a ti
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -169,7 +170,14 @@ class ReplayLoop:
                 send_report(self._control, item)
             elif isinstance(item, Unload):
                 self._leaving.add(item.model)
+                self._take_sent()
                 self._let_go()
+
+    def _take_sent(self) -> None:
+        """Launches that were sent before an order: they come by another stream, and nobody may have looked yet."""
+        with contextlib.suppress(BlockingIOError):
+            while self._take_launch():
+                pass
 
     def _let_go(self) -> None:
         """Free the tokenizers that were unloaded and have no replay under way."""

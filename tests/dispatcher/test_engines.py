@@ -101,7 +101,7 @@ def test_many_documents_at_once(name: str) -> None:
     assert engine.encode_many([]) == []
 
 
-@pytest.mark.parametrize("family", ["split_bpe", "llama2"])
+@pytest.mark.parametrize("family", ["split_bpe", *{"llama2"}.intersection(families())])
 @pytest.mark.parametrize("engine_class", [FastokensEngine, GigatokenEngine])
 def test_very_many_documents_at_once(engine_class: EngineClass, family: str) -> None:
     """More than one native call takes, only empty ones among them, a long one among short ones."""

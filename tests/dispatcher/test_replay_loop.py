@@ -1,0 +1,101 @@
+"""The loop of an engine process, its streams held by the test."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections import deque
+from typing import Any, cast
+
+from dispatcher.gpu.engine_models import EngineSlot, Model, ModelLoader
+from dispatcher.gpu.messages import COMPLETED, LAUNCH, SLOT_BITS, Loaded, Unload
+from dispatcher.gpu.replay_loop import ReplayLoop
+from gpu_core.ladder import SizeClass
+from gpu_core.waiting import Prediction
+
+LIMIT_S = 10.0
+
+
+class InstantContext:
+    """A context whose replays are complete at once."""
+
+    size = SizeClass(4096, 64)
+
+    def launch(self, n_bytes: int, n_documents: int, flags: int, resident: bool) -> None:
+        """Nothing to wait for."""
+
+    def poll(self, n_times: int) -> bool:
+        """Complete."""
+        return True
+
+    def any_flagged(self) -> bool:
+        """No document needs the CPU."""
+        return False
+
+    def n_tokens(self) -> int:
+        """As many as nobody would make up."""
+        return 77
+
+
+class SmallModel(Model):
+    """One slot, no device, and whether it was freed."""
+
+    def __init__(self) -> None:
+        self.number = 3
+        slot = EngineSlot(cast(Any, InstantContext()), cast(Any, None), Prediction())
+        self.slots = {self.number << SLOT_BITS: slot}
+        self.report = Loaded(self.number, frozenset({0}), 0, 1, 0)
+        self.freed = threading.Event()
+
+    def free(self) -> None:
+        """Note it."""
+        self.freed.set()
+
+
+class LateLaunch(deque[Any]):
+    """News of which a launch is sent at the last moment before the order to unload is seen."""
+
+    def __init__(self, frontend: socket.socket, packet: bytes) -> None:
+        super().__init__()
+        self._frontend, self._packet = frontend, packet
+
+    def popleft(self) -> Any:
+        """The next news."""
+        item = super().popleft()
+        if isinstance(item, Unload):
+            self._frontend.send(self._packet)
+        return item
+
+
+class Loader:
+    """News from the test."""
+
+    def __init__(self, news: LateLaunch) -> None:
+        self.news = news
+        self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+
+def test_a_launch_that_was_sent_before_an_unload_is_answered() -> None:
+    """The two come by different streams; whichever is looked at first, the replay runs and then the model is freed."""
+    frontend, launches = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    reports, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    model = SmallModel()
+    (slot,) = model.slots
+    loader = Loader(LateLaunch(frontend, LAUNCH.pack(slot, 0, 9, 5, 1)))
+    loader.news += [model, Unload(model.number)]
+    thread = threading.Thread(target=lambda: ReplayLoop(launches, control, cast(ModelLoader, loader)).run())
+    thread.start()
+    try:
+        os.eventfd_write(loader.wake_fd, 1)
+        frontend.settimeout(LIMIT_S)
+        number, n_tokens, epoch, *_ = COMPLETED.unpack(frontend.recv(1 << 12))
+        assert (number, n_tokens, epoch) == (slot, 77, 9)
+        assert model.freed.wait(LIMIT_S)
+    finally:
+        frontend.close()
+        thread.join(LIMIT_S)
+        for end in (launches, reports, control):
+            end.close()
+        os.close(loader.wake_fd)
+    assert not thread.is_alive()
