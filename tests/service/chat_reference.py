@@ -15,7 +15,8 @@ class Reference:
 
     def __init__(self, source: str, special_tokens: dict[str, str], tokenizer: bytes) -> None:
         loaded = tokenizers.Tokenizer.from_str(tokenizer.decode())
-        self._tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=loaded, **special_tokens)
+        untyped: Any = PreTrainedTokenizerFast
+        self._tokenizer = untyped(tokenizer_object=loaded, **special_tokens)
         self._tokenizer.chat_template = source
 
     def render(self, case: Case) -> tuple[str, list[int] | None]:
