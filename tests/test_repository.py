@@ -109,6 +109,12 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     assert broken == []
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "results").glob("*.json")), ids=relative)
+def test_results_name_no_place_of_the_machine(path: Path) -> None:
+    """Texts, tokenizers and sockets of a committed result are named without the folders that they lay in."""
+    assert re.findall(r'"(?:unix:)?/(?!health")[^"]*"', path.read_text(encoding="utf-8")) == []
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_scripts_are_executable_and_parse(script: str) -> None:
     """A fresh clone can run each script as it is."""
