@@ -73,6 +73,22 @@ class _Habit:
     max_bytes: int = 0
     max_waiting: int = 0
 
+    def goes_on(self, route: str, n_bytes: int, n_documents: int, n_waiting: int, now_ns: int) -> bool:
+        """Take one more of the decisions that are the same: with as many documents or more on a GPU, as few on the CPU."""
+        if (
+            not self.n_clear
+            or self.last != route
+            or now_ns > self.until_ns
+            or (n_documents < self.n_documents if route is GPU else n_documents > self.n_documents)
+            or n_bytes > self.max_bytes
+            or n_waiting > self.max_waiting
+            or not (self.n_since + 1) % EXPLORE_EVERY
+        ):
+            return False
+        self.n_clear -= 1
+        self.n_since += 1
+        return True
+
 
 class RouteChooser:
     """Any thread may choose; of two at the same moment, one may not be remembered, but both are counted."""
@@ -135,38 +151,19 @@ class RouteChooser:
     ) -> Choice | None:
         """The choice of a moment ago, if it was clear and nothing has changed that could change it."""
         habit = self._habits.get((model, kind, size_class(n_bytes // n_documents)))
-        if habit is None or not habit.n_clear or now_ns > habit.until_ns or habit.last is CPU:
-            return None
         load = gpus[0]
-        if (
-            n_documents < habit.n_documents
-            or n_bytes > habit.max_bytes
-            or load.waiting_bytes > habit.max_waiting
-            or not load.ready
-            or not (habit.n_since + 1) % EXPLORE_EVERY
-        ):
+        if habit is None or not load.ready:
             return None
-        habit.n_clear -= 1
-        habit.n_since += 1
+        if not habit.goes_on(GPU, n_bytes, n_documents, load.waiting_bytes, now_ns):
+            return None
         self._counts[GPU, FASTER].add()
         return _SAME
 
     def stays(self, model: str, kind: str, n_bytes: int, n_documents: int, n_waiting: int, now_ns: int) -> bool:
         """Whether a worker goes on with the CPU route as a moment ago; `n_waiting` jobs are in front of the workers."""
         habit = self._habits.get((model, kind, size_class(n_bytes // n_documents)))
-        if (
-            habit is None
-            or not habit.n_clear
-            or habit.last is not CPU
-            or now_ns > habit.until_ns
-            or n_documents > habit.n_documents
-            or n_bytes > habit.max_bytes
-            or n_waiting > habit.max_waiting
-            or not (habit.n_since + 1) % EXPLORE_EVERY
-        ):
+        if habit is None or not habit.goes_on(CPU, n_bytes, n_documents, n_waiting, now_ns):
             return False
-        habit.n_clear -= 1
-        habit.n_since += 1
         self._counts[CPU, FASTER].add()
         return True
 

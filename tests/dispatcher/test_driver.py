@@ -19,23 +19,22 @@ from dispatcher.gpus import Gpus
 from dispatcher.group_call import EncodedGroup
 from dispatcher.meter import ThreadClocks
 from dispatcher.options import DispatcherOptions
-from dispatcher.request import EncodeOptions
 from dispatcher.tokenizer import Tokenizer
 from tests.data import tokenizer_json
+from tests.dispatcher.group_caller import PLAIN, GroupCaller
 from tests.dispatcher.host_engine import HostEngine
 from tests.engine_rig import LIMIT_S, engine_command, until
 
 OPTIONS: dict[str, Any] = {"gpus": "0", "gpu_classes_kib": "4,512", "gpu_contexts": 2, "gpu_restart_min_s": 0.01}
-PLAIN = EncodeOptions(add_special_tokens=False)
 
 
-class Driven:
+class Driven(GroupCaller):
     """A dispatcher with one GPU that the calling thread drives."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, engine: str = "process", **script: Any) -> None:
         command = engine_command(folder, "byte_bpe", **script)
         files = {tokenizer.spec.digest: str(folder / "byte_bpe.json")}
-        self.gpus = Gpus(
+        gpus = Gpus(
             GpuRouteOptions(**OPTIONS, gpu_engine=engine),
             ThreadClocks(),
             folder,
@@ -45,12 +44,9 @@ class Driven:
             make_gpu=HostEngine(files).gpu,
         )
         options = DispatcherOptions(cpu_workers=1, policy="gpu")
-        self.dispatcher = Dispatcher(options, lambda _: None, gpus=self.gpus)
-        self._tokenizer = tokenizer
+        super().__init__(gpus, Dispatcher(options, lambda _: None, gpus=gpus), tokenizer)
         self.gpus.start()
         self.gpus.add(tokenizer, tokenizer_json("byte_bpe"))
-        self.threads: set[int] = set()
-        """Threads that results of the GPU came back on."""
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Take turns, when there is something to do, until a condition holds."""
@@ -61,29 +57,11 @@ class Driven:
             if select.select([self.gpus.driver], [], [], 0.01)[0] or self.gpus.driver.is_busy:
                 self.gpus.driver.turn()
 
-    def submit(self, documents: list[str]) -> list[EncodedGroup]:
-        """Where the results will be."""
-        results: list[EncodedGroup] = []
-
-        def on_done(result: EncodedGroup | None, error: Exception | None) -> None:
-            assert result is not None, error
-            results.append(result)
-            if result.route == "gpu":
-                self.threads.add(threading.get_ident())
-
-        self.dispatcher.encode_group(self._tokenizer, documents, on_done, PLAIN)
-        return results
-
     def encode(self, documents: list[str]) -> EncodedGroup:
         """The results of one call."""
         results = self.submit(documents)
         self.until(lambda: bool(results))
         return results[0]
-
-    @property
-    def serves(self) -> bool:
-        """Whether the GPU takes documents."""
-        return self.gpus.serves(self._tokenizer.spec.digest)
 
     def close(self) -> None:
         """End it; no thread of a route was ever there."""

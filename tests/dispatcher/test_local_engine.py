@@ -21,17 +21,16 @@ from dispatcher.gpus import Gpus
 from dispatcher.group_call import EncodedGroup
 from dispatcher.meter import ThreadClocks
 from dispatcher.options import DispatcherOptions
-from dispatcher.request import EncodeOptions
 from dispatcher.tokenizer import Tokenizer
 from gpu_core.execution import Device
 from gpu_core.options import GpuOptions
 from gpu_core.tables import Tables
 from tests.data import tokenizer_json
+from tests.dispatcher.group_caller import PLAIN, GroupCaller
 from tests.dispatcher.host_engine import HostEngine
 from tests.engine_rig import LIMIT_S, OPTIONS, crowded, model, open_files, put, tables_fd, until, wrong_documents
 
 FAST: dict[str, Any] = {"gpus": "0", "gpu_engine": "local", "gpu_classes_kib": "4,512", "gpu_contexts": 2}
-PLAIN = EncodeOptions(add_special_tokens=False)
 DOCUMENTS = ["some text", "", "你好 123's", "x" * 300_000]
 
 
@@ -42,25 +41,18 @@ def host(folder: Path, **script: Any) -> HostEngine:
     return HostEngine({model().key: str(path)}, **script)
 
 
-class Local:
+class Local(GroupCaller):
     """A dispatcher with a GPU of this process."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, driven: bool, **script: Any) -> None:
         watchdog = script.pop("gpu_watchdog_s", 2.0)
         options = GpuRouteOptions(**FAST, gpu_watchdog_s=watchdog)
         make_gpu = host(folder, **script).gpu
-        self.gpus = Gpus(options, ThreadClocks(), folder, calibrate=False, driven=driven, make_gpu=make_gpu)
-        self.dispatcher = Dispatcher(DispatcherOptions(cpu_workers=1, policy="gpu"), lambda _: None, gpus=self.gpus)
-        self.threads: set[int] = set()
-        """Threads that results of the GPU came back on."""
-        self._tokenizer = tokenizer
+        gpus = Gpus(options, ThreadClocks(), folder, calibrate=False, driven=driven, make_gpu=make_gpu)
+        dispatcher = Dispatcher(DispatcherOptions(cpu_workers=1, policy="gpu"), lambda _: None, gpus=gpus)
+        super().__init__(gpus, dispatcher, tokenizer)
         self.gpus.start()
         self.gpus.add(tokenizer, tokenizer_json("byte_bpe"))
-
-    @property
-    def serves(self) -> bool:
-        """Whether the GPU takes documents."""
-        return self.gpus.serves(self._tokenizer.spec.digest)
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Rest, as long as the dispatcher likes it, until a condition holds."""
@@ -71,19 +63,6 @@ class Local:
         while not condition():
             assert time.monotonic() < until_s
             self.gpus.driver.rest(0.01)
-
-    def submit(self, documents: list[str]) -> list[EncodedGroup]:
-        """Where the results will be."""
-        results: list[EncodedGroup] = []
-
-        def on_done(result: EncodedGroup | None, error: Exception | None) -> None:
-            assert result is not None, error
-            results.append(result)
-            if result.route == "gpu":
-                self.threads.add(threading.get_ident())
-
-        self.dispatcher.encode_group(self._tokenizer, documents, on_done, PLAIN)
-        return results
 
     def encode(self, documents: list[str]) -> tuple[list[bytes], str]:
         """Ids of one call, and the route."""
