@@ -74,7 +74,7 @@ class _Habit:
     max_waiting: int = 0
 
     def goes_on(self, route: str, n_bytes: int, n_documents: int, n_waiting: int, now_ns: int) -> bool:
-        """Take one more of the decisions that are the same: with as many documents or more on a GPU, as few on the CPU."""
+        """Take one more of the same decisions: for as many documents or more on a GPU, for as few on the CPU."""
         if (
             not self.n_clear
             or self.last != route
