@@ -52,3 +52,17 @@ def test_short_documents() -> None:
     finder = AsciiRuns(KINDS, SHORTEST)
     assert [finder.find(b"a" * n) for n in (0, 1, 127, 128, 255)] == [[], [], [], [], []]
     assert runs_in(np.zeros(0, np.uint8), 3) == []
+
+
+def test_one_other_byte_in_a_long_run() -> None:
+    """Bytes beside, between and within the two ranges of letters, wherever they stand, part a run in two."""
+    finder = AsciiRuns(KINDS, SHORTEST)
+    for other in b"@[\\^`{\x00\x7f 5":
+        for at in (300_000, 299_999, 262_144 - 1, 262_144, 128 * 7, 500_000):
+            document = bytearray(b"aZ" * 400_000)
+            document[at] = other
+            assert finder.find(bytes(document)) == expected(bytes(document), SHORTEST)
+    blanks = bytearray(b"\n \t" * 200_000)
+    for other in b"\x0b\x1f!\x08":
+        blanks[333_333] = other
+        assert finder.find(bytes(blanks)) == expected(bytes(blanks), SHORTEST)
