@@ -1,4 +1,4 @@
-"""The command `sidetok-loadtest`: run, suite, report, compare, capacity."""
+"""The command `sidetok-loadtest`: run, versus, suite, report, compare, capacity."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ USAGE = """\
 usage: sidetok-loadtest COMMAND [ARGUMENT ...]
 
   run SCENARIO         offer load to a running service and write what came of it
+  versus SCENARIO      the same to several servers in turn, and what their medians say
   suite FOLDER         the runs that the project's own figures come from, on each route
   report RESULT ...    Markdown, and plots with --plots FOLDER
   compare A B          two results side by side
@@ -64,6 +65,26 @@ def run(argv: Sequence[str]) -> int:
     return NOT_RIGHT if went_wrong(result) else 0
 
 
+def versus(argv: Sequence[str]) -> int:
+    """`sidetok-loadtest versus SCENARIO --contender ... --contender ...`."""
+    arguments, options = parse_versus(argv)
+    from loadtest.progress import shown
+    from loadtest.result import write_result
+    from loadtest.versus import parse_contenders, run_versus, went_wrong
+    from loadtest.versus_report import versus_report
+
+    contenders = parse_contenders(arguments.contender)
+    for contender in contenders:
+        _wait(contender.target, options.model, options.route, arguments.wait)
+    with shown() as progress:
+        result = run_versus(arguments.scenario, options, contenders, arguments.rounds, progress)
+    path = Path(options.output or f"sidetok-versus-{arguments.scenario}.json")
+    write_result(path, result)
+    print(versus_report([result]))
+    print(f"written to {path}", file=sys.stderr)
+    return NOT_RIGHT if went_wrong(result) else 0
+
+
 def suite(argv: Sequence[str]) -> int:
     """`sidetok-loadtest suite FOLDER`."""
     arguments, options = parse_suite(argv)
@@ -103,11 +124,27 @@ def went_wrong(result: dict[str, Any]) -> bool:
 def parse_run(argv: Sequence[str]) -> tuple[str, LoadOptions, float]:
     """Scenario, options, and how long to wait for the target. A bad value is one line and exit status 2."""
     parser = Parser(prog="sidetok-loadtest run", description="Offer load to a running service, over its public wires.")
-    described = "; ".join(f"{scenario.name}: {scenario.doc}" for scenario in SCENARIOS.values())
-    parser.add_argument("scenario", choices=tuple(SCENARIOS), help=described.replace("%", "%%"))
+    _add_scenario(parser)
     _add_flags(parser)
     namespace = parser.parse_args(argv)
     return namespace.scenario, _options(parser, namespace), namespace.wait
+
+
+def parse_versus(argv: Sequence[str]) -> tuple[argparse.Namespace, LoadOptions]:
+    """Scenario, contenders and rounds, and the options that all runs share; their targets are the contenders."""
+    parser = Parser(prog="sidetok-loadtest versus", description="The same load to several running servers in turn.")
+    _add_scenario(parser)
+    parser.add_argument(
+        "--contender",
+        action="append",
+        default=[],
+        metavar="NAME=ADDRESS@PID",
+        help="A server; twice or more, ours first.",
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="Runs against each server, in turn. Default: 3.")
+    _add_flags(parser)
+    namespace = parser.parse_args(argv)
+    return namespace, _options(parser, namespace)
 
 
 def parse_suite(argv: Sequence[str]) -> tuple[argparse.Namespace, LoadOptions]:
@@ -128,6 +165,11 @@ def parse_suite(argv: Sequence[str]) -> tuple[argparse.Namespace, LoadOptions]:
         if not set(text.split(",")) <= set(known):
             parser.error(f"{flag}: {text!r} has others than {', '.join(known)}")
     return namespace, _options(parser, namespace)
+
+
+def _add_scenario(parser: argparse.ArgumentParser) -> None:
+    described = "; ".join(f"{scenario.name}: {scenario.doc}" for scenario in SCENARIOS.values())
+    parser.add_argument("scenario", choices=tuple(SCENARIOS), help=described.replace("%", "%%"))
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
@@ -169,11 +211,15 @@ def report(argv: Sequence[str]) -> int:
     parser.add_argument("--format", choices=("png", "svg"), default="png", help="Of the plots.")
     arguments = parser.parse_args(argv)
     from loadtest.report import markdown
-    from loadtest.result import read_result
+    from loadtest.result import FORMAT, read_result
+    from loadtest.versus import FORMAT as VERSUS
+    from loadtest.versus_report import versus_report
 
-    results = [read_result(path) for path in arguments.results]
-    print(markdown(results))
-    if arguments.plots:
+    found = [read_result(path, FORMAT, VERSUS) for path in arguments.results]
+    results, comparisons = ([r for r in found if r["format"] == form] for form in (FORMAT, VERSUS))
+    parts = [markdown(results)] if results else []
+    print("\n\n".join([*parts, versus_report(comparisons)] if comparisons else parts))
+    if arguments.plots and results:
         from loadtest.plots import draw
 
         for path in draw(results, arguments.plots, arguments.format):
@@ -211,7 +257,7 @@ def capacity(argv: Sequence[str]) -> int:
 
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "run": run, "suite": suite, "report": report, "compare": compare, "capacity": capacity,
+    "run": run, "versus": versus, "suite": suite, "report": report, "compare": compare, "capacity": capacity,
 }  # fmt: skip
 
 if __name__ == "__main__":

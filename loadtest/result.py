@@ -17,14 +17,15 @@ def write_result(path: Path, result: Result) -> None:
     path.write_text(json.dumps(_rounded(result), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def read_result(path: Path, form: str = FORMAT) -> Result:
-    """Read a result. Raises `BadResult` for anything else."""
+def read_result(path: Path, *forms: str) -> Result:
+    """Read a result of one of these formats, or of a run. Raises `BadResult` for anything else."""
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise BadResult(f"{path}: cannot be read ({type(error).__name__})") from error
-    if not isinstance(result, dict) or result.get("format") != form:
-        raise BadResult(f"{path}: is no result in the format {form}")
+    forms = forms or (FORMAT,)
+    if not isinstance(result, dict) or result.get("format") not in forms:
+        raise BadResult(f"{path}: is no result in the format {' or '.join(forms)}")
     return result
 
 

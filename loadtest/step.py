@@ -71,7 +71,7 @@ def send(stage: Stage, plan: Plan, options: LoadOptions, name: str, seen: Seen =
     efforts = run_crew(assignments, total_s, lambda n_done: stage.progress(name, n_done, len(plan)))
     stage.progress(name, len(plan), len(plan))
     elapsed_s, n_done = time.monotonic() - begin_s, stage.neighbours.n_done - n_before
-    after, cpu_after = server_metrics.scrape(stage.target), cpu_time_s(stage.server_pids)
+    cpu_after, after = cpu_time_s(stage.server_pids), server_metrics.scrape(stage.target)
     observed = seen(collect(plan, assignments))
     plan = observed.plan
     step: Step = summarise(observed, options.warm_up_s, options.duration_s)
@@ -88,8 +88,8 @@ def send(stage: Stage, plan: Plan, options: LoadOptions, name: str, seen: Seen =
     n_answered = int(((observed.outcome > 0) & (plan.kind != PROBE)).sum())
     step["server"] = server_metrics.describe(before, after, n_answered)
     step["server_process_cpu_us_per_request"] = (
-        (cpu_after - cpu_before) / len(plan) * 1e6
-        if stage.server_pids and cpu_before is not None and cpu_after is not None and len(plan)
+        (cpu_after - cpu_before) / n_answered * 1e6
+        if stage.server_pids and cpu_before is not None and cpu_after is not None and n_answered
         else None
     )
     n_neighbours = len(stage.neighbours.processes)

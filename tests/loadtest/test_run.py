@@ -164,6 +164,15 @@ def test_cpu_time_of_a_local_server(service: ServiceProcess, home: Path) -> None
     assert result["server"]["version"]["pid"] == service.process.pid
 
 
+def test_probes_are_no_requests(service: ServiceProcess, home: Path) -> None:
+    """CPU time is that of a request of the load, however many probes were answered meanwhile."""
+    changes = {"probe": "/health", "probe_rate": 1000.0, "server_pid": str(service.process.pid), "rate": "20"}
+    (step,) = run_small("short", service, home, **changes)["steps"]
+    assert step["groups"]["GET /health"]["n"] > 20 * step["n_requests"]
+    counted_by_server = step["server"]["process_cpu_us_per_request"]
+    assert step["server_process_cpu_us_per_request"] == pytest.approx(counted_by_server, rel=0.5)
+
+
 def test_busy_neighbours(service: ServiceProcess, home: Path) -> None:
     """Busy processes run beside the load, on the CPUs they are given, do work all the time, and are gone afterwards."""
     cpu = min(os.sched_getaffinity(0))
