@@ -84,9 +84,11 @@ def waits_table(rows: list[Row]) -> list[str]:
 def families_table(rows: list[Row]) -> list[str]:
     """Call and kernel of each tokenizer; in parentheses the call against that of Llama 3.1."""
     families = list(dict.fromkeys(row["family"] for row in rows))
+    llama = {row["input"]: row["call_us"] for row in rows if row["family"] == "llama3_1"}
     cells: dict[str, dict[str, str]] = {}
     for row in rows:
-        text = f"{number(row['call_us'])} / {number(row['kernels_us'])} ({row['against_llama3_1']:.2f}x)"
+        ratio = row["call_us"] / llama[row["input"]]
+        text = f"{number(row['call_us'])} / {number(row['kernels_us'])} ({ratio:.2f}x)"
         cells.setdefault(row["input"], {})[row["family"]] = text + (" CPU" if row["needs_cpu"] else "")
     found = [[name, *(of.get(family, ABSENT) for family in families)] for name, of in cells.items()]
     return lines_of(["input", *families], found)

@@ -58,7 +58,7 @@ def test_waits_and_families() -> None:
     ]
     rows += [
         {"part": "families", "family": family, "input": "books", "call_us": 10 * ratio, "kernels_us": 5.0}
-        | {"against_llama3_1": ratio, "needs_cpu": family == "qwen3"}
+        | {"needs_cpu": family == "qwen3"}
         for family, ratio in (("llama3_1", 1.0), ("qwen3", 1.25))
     ]
     text = filled(page_of("waits", "families"), rows)
