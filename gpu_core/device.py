@@ -25,6 +25,7 @@ from gpu_core.cuda import (
     driver,
     host_bytes,
     launch_of,
+    read_behind,
     runtime,
     stream_status,
     upload,
@@ -242,8 +243,6 @@ class CudaContext:
 
     def reports(self, n_pieces: int) -> NDArray[np.uint32]:
         """See `ExecutionContext.reports`."""
-        # As for reasons.
-        self.stream.synchronize()
         return self._joiner().reports(n_pieces)
 
     def _joiner(self) -> CudaJoin:
@@ -323,10 +322,7 @@ class CudaContext:
     def reasons(self, n_documents: int) -> NDArray[np.uint32]:
         """See `ExecutionContext.reasons`."""
         words = np.empty(n_documents, dtype=np.uint32)
-        # The completion word is visible before the kernel has ended, and a copy on another stream does not wait for it.
-        self.stream.synchronize()
-        source = self._address("device", "document_flags")
-        runtime.memcpy(words.ctypes.data, source, words.nbytes, runtime.memcpyDeviceToHost)
+        read_behind(self._stream, self._address("device", "document_flags"), words)
         return reasons_of(words, self._epoch, EPOCH_SHIFT)
 
     def device_array(self, name: str, length: int, owner: object) -> Any:

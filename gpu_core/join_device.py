@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_core.arena import ALIGNMENT
-from gpu_core.cuda import cupy, device_address, driver, host_bytes, launch_of, runtime
+from gpu_core.cuda import cupy, device_address, driver, host_bytes, launch_of, read_behind, runtime
 from gpu_core.join_layout import JOIN_BATCH, JOIN_JOB, JOIN_KERNEL, join_memory, max_pieces, n_blocks
 
 
@@ -58,5 +58,5 @@ class CudaJoin:
     def reports(self, n_pieces: int) -> NDArray[Any]:
         """Of the last launch, which is over."""
         words = np.empty(n_pieces, dtype=np.uint32)
-        runtime.memcpy(words.ctypes.data, self._reports, words.nbytes, runtime.memcpyDeviceToHost)
+        read_behind(self._stream, self._reports, words)
         return words

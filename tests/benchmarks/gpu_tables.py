@@ -89,6 +89,8 @@ def families_table(rows: list[Row]) -> list[str]:
     for row in rows:
         ratio = row["call_us"] / llama[row["input"]]
         text = f"{number(row['call_us'])} / {number(row['kernels_us'])} ({ratio:.2f}x)"
+        if "encode_us" in row:
+            text += f", second try {number(row['encode_us'])}"
         cells.setdefault(row["input"], {})[row["family"]] = text + (" CPU" if row["needs_cpu"] else "")
     found = [[name, *(of.get(family, ABSENT) for family in families)] for name, of in cells.items()]
     return lines_of(["input", *families], found)
