@@ -1,4 +1,8 @@
-"""A whole comparison: every contender on every cell, on one machine in one run."""
+"""A whole comparison: every contender on every cell, on one machine in one run.
+
+Each contender is loaded once for a family, in a process of its own that dies with it. One that remembers what it has
+seen is checked and timed on each cell in copies of that process, which have seen nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from tokenizers import Tokenizer
 from loadtest.bench import others, ours, toktier
 from loadtest.bench.cells import MAX_BATCHES, Cell, bytes_per_token, make_cell
 from loadtest.bench.contender import Contender, Ids, Maker, Unavailable
+from loadtest.bench.copies import Place, in_copy, in_place
 from loadtest.bench.timing import Budget, measure, n_different
 from loadtest.machine import load_average, machine_facts, versions
 from loadtest.reference import load_reference
@@ -51,10 +56,11 @@ class Wanted:
     """Different texts of each cell."""
 
 
-def compare(wanted: Wanted, report: Report, keep: Keep = lambda result: None) -> dict[str, Any]:
+def compare(wanted: Wanted, report: Report, keep: Keep = lambda result: None, place: Place = in_copy) -> dict[str, Any]:
     """The result as it is written.
 
-    `report` gets a line for each contender that is loaded and each cell that is done, `keep` the result so far.
+    `report` gets a line for each contender that is loaded and each cell that it is done with, `keep` the result so far
+    after each contender. `place` is where contenders are loaded and timed.
     """
     facts = {
         "format": FORMAT,
@@ -70,53 +76,42 @@ def compare(wanted: Wanted, report: Report, keep: Keep = lambda result: None) ->
     families: dict[str, Any] = {}
     result = {**facts, "families": families}
     for name, file in wanted.families.items():
-        families[name] = {"contenders": {}, "cells": []}
-        _fill(families[name], name, file, wanted, report, lambda: keep(result))
+        trial = _trial(name, file, wanted, report, place)
+        families[name] = {"contenders": {}, "cells": [_facts(cell, right) for cell, right in trial.cells]}
+        for contender, maker in wanted.makers.items():
+            _add(families[name], contender, maker, trial)
+            keep(result)
     return result
 
 
-def _fill(
-    family: dict[str, Any], name: str, file: bytes, wanted: Wanted, report: Report, keep: Callable[[], None]
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """What the contenders of one family are tried on."""
+
+    name: str
+    file: bytes
+    cells: list[tuple[Cell, list[list[Ids]]]]
+    """With the reference's ids."""
+    budget: Budget
+    report: Report
+    place: Place
+
+
+def _trial(name: str, file: bytes, wanted: Wanted, report: Report, place: Place) -> _Trial:
     reference = load_reference(file)
-    loaded: dict[str, Contender] = {}
-    contenders = family["contenders"]
-    for contender_name, maker in wanted.makers.items():
-        report(f"{name}: loading {contender_name}")
-        try:
-            contender = loaded[contender_name] = maker(file, reference)
-        except Unavailable as reason:
-            contenders[contender_name] = {"available": False, "reason": str(reason)}
-        else:
-            contenders[contender_name] = {
-                "available": True, "threads": contender.threads, "detail": contender.detail,
-            }  # fmt: skip
+    found = []
     for corpus, text in wanted.corpora.items():
         ratio = bytes_per_token(reference, text)
         for n_tokens, n_documents in _shapes(wanted):
-            cell = make_cell(corpus, text, n_tokens, n_documents, ratio, wanted.max_texts)
-            if cell is not None:
-                family["cells"].append(_row(file, reference, cell, loaded, wanted))
-                report(f"{name}: {corpus}, {n_documents} x {n_tokens} tokens")
-                keep()
+            found.append(make_cell(corpus, text, n_tokens, n_documents, ratio, wanted.max_texts))
+    cells = [cell for cell in found if cell is not None]
+    report(f"{name}: the reference's ids")
+    # In a copy, too: it starts threads.
+    expected = place(lambda: [_expected(reference, cell) for cell in cells])
+    return _Trial(name, file, list(zip(cells, expected, strict=True)), wanted.budget, report, place)
 
 
-def _shapes(wanted: Wanted) -> list[tuple[int, int]]:
-    """Tokens of a document and documents of a call, each pair once."""
-    shapes = [(n_tokens, 1) for n_tokens in wanted.sizes] + [(wanted.document_tokens, n) for n in wanted.batches]
-    return list(dict.fromkeys(shapes))
-
-
-def _row(file: bytes, reference: Tokenizer, cell: Cell, loaded: dict[str, Contender], wanted: Wanted) -> dict[str, Any]:
-    expected = _expected(reference, cell)
-    results: dict[str, Any] = {}
-    for name, contender in loaded.items():
-        wrong = 0 if contender.is_judge else n_different(contender, cell, expected)
-        if wrong:
-            results[name] = {"exact": False, "n_different": wrong}
-        else:
-            load = _loader(wanted.makers[name], file, None if contender.is_judge else reference)
-            results[name] = {"exact": True, **measure(load, contender, cell, wanted.budget)}
+def _facts(cell: Cell, expected: list[list[Ids]]) -> dict[str, Any]:
     return {
         "corpus": cell.corpus,
         "asked_tokens": cell.n_tokens,
@@ -124,13 +119,44 @@ def _row(file: bytes, reference: Tokenizer, cell: Cell, loaded: dict[str, Conten
         "n_batches": len(cell.batches),
         "n_tokens": float(np.median([sum(map(len, batch)) for batch in expected])),
         "n_bytes": float(np.median([batch.n_bytes for batch in cell.batches])),
-        "results": results,
+        "results": {},
     }
 
 
-def _loader(maker: Maker, file: bytes, reference: Tokenizer | None) -> Callable[[], Contender]:
-    """What loads a contender afresh; without a reference, that is loaded afresh, too."""
-    return lambda: maker(file, load_reference(file) if reference is None else reference)
+def _add(family: dict[str, Any], name: str, maker: Maker, trial: _Trial) -> None:
+    """Put a contender and what it did on each cell into the result of a family."""
+    trial.report(f"{trial.name}: loading {name}")
+    try:
+        facts, rows = trial.place(lambda: _try(name, maker, trial))
+    except Unavailable as reason:
+        facts, rows = {"available": False, "reason": str(reason)}, []
+    family["contenders"][name] = facts
+    for cell, row in zip(family["cells"], rows, strict=False):
+        cell["results"][name] = row
+
+
+def _try(name: str, maker: Maker, trial: _Trial) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A contender's facts and its rows, one for each cell. Raises `Unavailable`."""
+    contender = maker(trial.file, load_reference(trial.file))
+    rows = []
+    for cell, right in trial.cells:
+        rows.append(_row(contender, cell, right, trial))
+        trial.report(f"{trial.name}: {name}, {cell.corpus}, {cell.n_documents} x {cell.n_tokens} tokens")
+    return {"available": True, "threads": contender.threads, "detail": contender.detail}, rows
+
+
+def _row(contender: Contender, cell: Cell, expected: list[list[Ids]], trial: _Trial) -> dict[str, Any]:
+    place = trial.place if contender.remembers else in_place
+    wrong = 0 if contender.is_judge else place(lambda: n_different(contender, cell, expected))
+    if wrong:
+        return {"exact": False, "n_different": wrong}
+    return {"exact": True, **place(lambda: measure(contender, cell, trial.budget))}
+
+
+def _shapes(wanted: Wanted) -> list[tuple[int, int]]:
+    """Tokens of a document and documents of a call, each pair once."""
+    shapes = [(n_tokens, 1) for n_tokens in wanted.sizes] + [(wanted.document_tokens, n) for n in wanted.batches]
+    return list(dict.fromkeys(shapes))
 
 
 def _expected(reference: Tokenizer, cell: Cell) -> list[list[Ids]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,12 +35,8 @@ def n_different(contender: Contender, cell: Cell, expected: list[list[Ids]]) -> 
     return wrong
 
 
-def measure(load: Callable[[], Contender], checked: Contender, cell: Cell, budget: Budget) -> dict[str, Any]:
-    """Times of one contender on one cell, in microseconds a call.
-
-    `checked` has seen the texts when its ids were compared; if it remembers them, new text is timed on a fresh load.
-    """
-    contender = load() if checked.remembers else checked
+def measure(contender: Contender, cell: Cell, budget: Budget) -> dict[str, Any]:
+    """Times of one contender on one cell, in microseconds a call; one that remembers must not have seen its texts."""
     until_s = time.perf_counter() + WARM_UP_S
     contender.encode(cell.warm_up)
     while time.perf_counter() < until_s:

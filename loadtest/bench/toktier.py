@@ -6,11 +6,9 @@ reference path, and then there is nothing to compare.
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import importlib
 import json
-import shutil
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +18,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from loadtest.bench.contender import Batch, Contender, Unavailable
+
+CACHES = tempfile.TemporaryDirectory(prefix="sidetok-bench-toktier-")
 
 
 def cpu(file: bytes, reference: Tokenizer) -> Contender:
@@ -41,8 +41,7 @@ def _contender(file: bytes, device: str) -> Contender:
     tables = Path(str(library.__file__)).parent / "artifacts" / "tables" / "artifact_manifest.v1.json"
     family, entry = _family_of(json.loads(tables.read_text()), file)
     manifest = manifests.ArtifactManifest.from_mapping({family: entry})
-    cache = Path(tempfile.mkdtemp(prefix="sidetok-bench-toktier-"))
-    atexit.register(shutil.rmtree, cache, ignore_errors=True)
+    cache = Path(tempfile.mkdtemp(dir=CACHES.name))
     folder = cache / "artifacts" / manifest.get(family).directory_name
     folder.mkdir(parents=True)
     (folder / "tokenizer.json").write_bytes(file)
@@ -62,7 +61,7 @@ def _contender(file: bytes, device: str) -> Contender:
         encode,
         lambda answer: [np.array(encoding.ids, np.uint32) for encoding in answer],
         threads="1",
-        remembers=True,
+        remembers=device == "cpu",
         detail=f"{version('toktier')}, {family}, {device}",
     )
 
