@@ -88,6 +88,10 @@ def streamQuery(stream: int) -> int:
     return 0
 
 
+def streamSynchronize(stream: int) -> None:
+    """Work is done at once, so there is nothing to wait for."""
+
+
 def graphLaunch(graph: int, stream: int) -> None:
     """Replay at once."""
     driver.replay(graph)
