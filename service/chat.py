@@ -36,6 +36,7 @@ MEDIA_WORDS = ("image", "audio", "video", "vision")
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Names of a message's reasoning, the first being the one that most templates read."""
 
+_REASONING = frozenset(REASONING_FIELDS)
 _FINAL_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 """Glued to the end of the message to continue. It ends in a space, so that a template that trims shows itself. It is
 the reference's own: a template that prints the message twice leaves the first tag in the prompt, there as here."""
@@ -108,7 +109,7 @@ class ChatTemplate:
         if continue_final_message and add_generation_prompt:
             raise ChatTemplateError("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
         compiled = self._select(tools)
-        conversation = [_with_reasoning_names(_without_none(message)) for message in messages]
+        conversation = [_seen(message) for message in messages]
         if continue_final_message:
             final = _tag_final_message(conversation)
         context = {**self._special_tokens, **_plain_variables(variables)}
@@ -141,29 +142,29 @@ def _plain_variables(variables: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return {name: value for name, value in (variables or {}).items() if name not in RESERVED_VARIABLES}
 
 
-def _without_none(message: Message) -> Message:
-    return {key: value for key, value in message.items() if value is not None}
-
-
-def _with_reasoning_names(message: Message) -> Message:
-    """Give a message's reasoning the names that templates know it by."""
-    reasoning = next((message[name] for name in REASONING_FIELDS if name in message), None)
-    if reasoning is None:
+def _seen(message: Message) -> Message:
+    """A message as templates see it: without keys that have no value, its reasoning under the names that they know."""
+    if None in message.values():
+        message = {key: value for key, value in message.items() if value is not None}
+    if _REASONING.isdisjoint(message):
         return message
+    reasoning = next(message[name] for name in REASONING_FIELDS if name in message)
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def _tag_final_message(conversation: list[Message]) -> str:
-    """Tag the end of the last message's text in place; returns that text."""
-    content = conversation[-1].get("content")
+    """Tag the end of the last message's text; returns that text."""
+    message = conversation[-1]
+    content = message.get("content")
     if isinstance(content, str):
-        conversation[-1]["content"] = content + _FINAL_TAG
+        conversation[-1] = {**message, "content": content + _FINAL_TAG}
         return content
     if isinstance(content, list):
         for i in reversed(range(len(content))):
             part = content[i]
             if isinstance(part, dict) and isinstance(text := part.get("text"), str):
-                conversation[-1]["content"] = [*content[:i], {**part, "text": text + _FINAL_TAG}, *content[i + 1 :]]
+                tagged = [*content[:i], {**part, "text": text + _FINAL_TAG}, *content[i + 1 :]]
+                conversation[-1] = {**message, "content": tagged}
                 return text
     raise ChatTemplateError("continue_final_message is set, but the final message has no text to continue.")
 

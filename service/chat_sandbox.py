@@ -11,9 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
+from types import BuiltinMethodType
 from typing import Any
 
 from jinja2 import TemplateError, nodes
+from jinja2.compiler import CodeGenerator
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import LoopContext
@@ -21,6 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
+from service.chat_codegen import DICT_ATTRIBUTES, MemberGenerator
 from service.errors import ChatTemplateError
 
 MAX_RENDERED_CHARS = 128 << 20
@@ -38,7 +41,10 @@ Clock = Callable[[], int]
 
 _SIZED = (str, list, tuple)
 _STR = frozenset({str})
-_DICT_ATTRIBUTES = frozenset(dir(dict))
+_STR_METHODS = frozenset(name for name in dir(str) if name[0] != "_") - {"format", "format_map"}
+"""What every `str` has that is safe to call; formatting has a sandbox of its own."""
+_SCOPES = ("_loop_vars", "_block_vars")
+"""Arguments of every call in a loop or block, for callables that take the context."""
 _PADDING = ("center", "ljust", "rjust", "zfill", "expandtabs")
 _SIZED_FILTERS = ("center", "indent", "batch", "slice", "wordwrap", "tojson")
 
@@ -51,6 +57,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     """An environment for templates of one source. Shared by all threads; each has a budget of its own."""
 
     intercepted_binops = frozenset({"*", "**", "%"})
+    code_generator_class: type[CodeGenerator] = MemberGenerator
 
     def __init__(self, clock: Clock = time.thread_time_ns) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
@@ -75,8 +82,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:
         """A member, as the base class finds it; quicker for what templates read most."""
         kind = type(obj)
-        if kind is dict and attribute not in _DICT_ATTRIBUTES:
+        if kind is dict and attribute not in DICT_ATTRIBUTES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if kind is str and attribute in _STR_METHODS:
+            return getattr(obj, attribute)
         if (kind is Namespace or kind is LoopContext) and attribute[:1] != "_":
             try:
                 return getattr(obj, attribute)
@@ -90,6 +99,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
         owner = getattr(__obj, "__self__", None)
         if isinstance(owner, str):
             _check_method(owner, __obj.__name__, args, kwargs)
+            if type(__obj) is BuiltinMethodType:
+                # What the base class would do, too, after a look at marks that no such method has.
+                for scope in _SCOPES:
+                    kwargs.pop(scope, None)
+                return __obj(*args, **kwargs)
         return super().call(__context, __obj, *args, **kwargs)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -197,12 +211,13 @@ def bounded(value: Any) -> Any:
     return value
 
 
-def added(first: Any, *others: Any) -> Any:
+def added(*terms: Any) -> Any:
     """The sum of all, from left to right, unless it or a part of it is larger than `MAX_RENDERED_CHARS`."""
-    if type(first) is str and _STR.issuperset(map(type, others)):
-        if len(first) + sum(map(len, others)) > MAX_RENDERED_CHARS:
+    if _STR.issuperset(map(type, terms)):
+        if sum(map(len, terms)) > MAX_RENDERED_CHARS:
             raise _too_large()
-        return "".join((first, *others))
+        return "".join(terms)
+    first, *others = terms
     for other in others:
         first = bounded(first + other)
     return first

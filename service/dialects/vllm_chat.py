@@ -138,6 +138,8 @@ def _assistant_fields(message: Mapping[str, Any]) -> Message:
 
 
 def _content(role: str, content: Any, wants_parts: bool) -> str | list[Message]:
+    if isinstance(content, str) and not wants_parts:
+        return content if role != "system" else _without_attribution(content) or ""
     parts: list[Any] = [content] if isinstance(content, str) else content or []
     if role == "system":
         parts = [kept for part in parts if (kept := _without_attribution(part)) is not None]
