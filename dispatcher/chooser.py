@@ -9,6 +9,7 @@ never does.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,6 +22,8 @@ from dispatcher.policy import (
     FASTER,
     GPU,
     LESS_CPU,
+    NO_GPU,
+    POLICY,
     REASONS,
     Choice,
     CpuLoad,
@@ -57,6 +60,8 @@ STAYS_NS = 4_000_000
 
 _EXPLORE_CPU = Choice(CPU, EXPLORE)
 _SAME = gpu_choice(0, FASTER)
+_GIVEN = gpu_choice(0, POLICY)
+_NO_GPU = Choice(CPU, NO_GPU)
 
 
 @dataclass(slots=True)
@@ -114,11 +119,9 @@ class RouteChooser:
         """The route for at least one document of one kind. `policy`: the request's own; `deadline_ns` 0 = never."""
         policy = policy or self.policy
         costs = self.costs
-        gpu_cost = costs.of(GPU, model, kind)
         if policy != ADAPTIVE:
-            choice = asked_for(policy, n_bytes, n_documents, gpus, gpu_cost, now_ns)
-            self._counts[choice.route, choice.reason].add()
-            return choice
+            return self.given(policy, model, kind, n_bytes, n_documents, gpus, now_ns)
+        gpu_cost = costs.of(GPU, model, kind)
         cpu_cost = costs.of(CPU, model, kind)
         key = (model, kind, size_class(n_bytes // n_documents))
         habit = self._habits.get(key)
@@ -143,6 +146,25 @@ class RouteChooser:
                 if other is not None:
                     habit.n_since = 0
                     choice = other
+        self._counts[choice.route, choice.reason].add()
+        return choice
+
+    def given(
+        self,
+        policy: str,
+        model: str,
+        kind: str,
+        n_bytes: int,
+        n_documents: int,
+        gpus: Sequence[GpuLoad],
+        now_ns: int | None = None,
+    ) -> Choice:
+        """The choice where the route is given, so that only a GPU is chosen."""
+        if policy == GPU and len(gpus) == 1:
+            choice = _GIVEN if gpus[0].ready else _NO_GPU
+        else:
+            now_ns = time.monotonic_ns() if now_ns is None else now_ns
+            choice = asked_for(policy, n_bytes, n_documents, gpus, self.costs.of(GPU, model, kind), now_ns)
         self._counts[choice.route, choice.reason].add()
         return choice
 

@@ -89,7 +89,9 @@ def content_kind(document: str | bytes | memoryview) -> str:
         n_chars = min(len(document), SAMPLE)
         n_bytes = len(document[:SAMPLE].encode("utf-8", "surrogatepass"))
     else:
-        sample = bytes(document[:SAMPLE])
+        sample = document[:SAMPLE]
+        if not isinstance(sample, bytes):
+            sample = bytes(sample)
         if sample.isascii():
             return ASCII
         n_chars, n_bytes = len(sample.decode("utf-8", "ignore")), len(sample)
@@ -121,6 +123,11 @@ class Curve:
         """Whether the size is well known and was observed within `OFTEN_NS`."""
         at = n_bytes.bit_length() >> 1
         return self._weights[at] >= FULL_WEIGHT and 0 <= now_ns - self.seen_ns[at] < OFTEN_NS
+
+    def fresh_until_ns(self, n_bytes: int) -> int:
+        """Until when a size that is well known is fresh; 0 when it is not known well."""
+        at = n_bytes.bit_length() >> 1
+        return self.seen_ns[at] + OFTEN_NS if self._weights[at] >= FULL_WEIGHT else 0
 
     def observe(self, n_bytes: int, took_ns: float, now_ns: int) -> None:
         """Learn from one piece of work."""
@@ -253,15 +260,16 @@ class Costs:
         now_ns: int,
         n_unanswered: int = 0,
         replay_ns: int = 0,
-    ) -> None:
+    ) -> int:
         """One replay, from launch to results at hand, and the host CPU that it took in all processes.
 
-        `replay_ns`: what the device worked of that; 0 = unknown.
+        `replay_ns`: what the device worked of that; 0 = unknown. Returns until when a replay of such a size that leaves
+        nothing unanswered need not be observed; 0 = it should be.
         """
         cost = self.of("gpu", model, kind)
         each = n_bytes // n_documents
         if not n_unanswered and cost.time.is_fresh(n_bytes, now_ns) and not cost.unanswered[each.bit_length() >> 1]:
-            return
+            return cost.time.fresh_until_ns(n_bytes)
         cost.time.observe(n_bytes, took_ns, now_ns)
         cost.work.observe(n_bytes, min(took_ns, replay_ns + cpu_ns) if replay_ns else took_ns, now_ns)
         cost.cpu.observe(each, cpu_ns / n_documents, now_ns)
@@ -271,6 +279,7 @@ class Costs:
             weight = min(0.5, UNANSWERED_STEP * n_documents)
             cost.unanswered[at] = part + weight * (n_unanswered / n_documents - part)
         self._age(now_ns)
+        return 0 if cost.unanswered[at] else cost.time.fresh_until_ns(n_bytes)
 
     def observe_gpu_answer(self, model: str, kind: str, each: int, beside_ns: int, now_ns: int) -> None:
         """A document of `each` bytes was answered, and took so long beside its replay."""

@@ -16,6 +16,7 @@ from typing import Any
 from dispatcher.admission import Admission
 from dispatcher.cpus import usable_cpus
 from dispatcher.failures import failed, where
+from dispatcher.gpu.reserved_text import ReservedText, ordinary_text
 from dispatcher.group_call import PLAIN, GroupCall, OnDone, Text
 from dispatcher.job import Job, deadline_exceeded
 from dispatcher.meter import ThreadClocks, WorkerTally, total
@@ -107,6 +108,15 @@ class Dispatcher:
         call = GroupCall(tokenizer, documents, on_done, options, model, self._queue, self._router)
         call.start(route, deadline_ns)
         return call
+
+    def reserve(self, tokenizer: Tokenizer, n_bytes: int) -> ReservedText:
+        """Memory for a text of up to `n_bytes`, where a GPU reads it if it is long and there is room; from any thread.
+
+        Write UTF-8 to it and pass it, or its beginning, to `encode_group` as the only document: then the text is not
+        copied. Nothing else may be written to it afterwards. The memory is given back when nothing refers to it.
+        """
+        text = self._router.gpus.reserve(tokenizer.spec.digest, n_bytes)
+        return ordinary_text(n_bytes) if text is None else text
 
     def cancel(self, job: Job[Any]) -> None:
         """Drop a job: its `on_done` is never called. Queued work leaves at once, running work at its next check."""

@@ -26,6 +26,7 @@ from dispatcher.gpu.local_link import LocalLink
 from dispatcher.gpu.options import LOCAL, GpuRouteOptions
 from dispatcher.gpu.process_link import ProcessLink
 from dispatcher.gpu.replay import Replay
+from dispatcher.gpu.reserved_text import ReservedText
 from dispatcher.gpu.route import GpuRoute
 from dispatcher.gpu.route_tally import RouteSnapshot
 from dispatcher.gpu.supervisor import EngineStatus, Supervisor
@@ -159,11 +160,22 @@ class Gpus:
 
     def loads(self, key: str) -> list[GpuLoad]:
         """The queue of each GPU for a model, ready or not. The order never changes."""
-        return [route.load(key) for route in self._routes]
+        routes = self._routes
+        return [routes[0].load(key)] if len(routes) == 1 else [route.load(key) for route in routes]
 
     def route(self, index: int) -> GpuRoute:
         """The route of an entry of `loads`."""
         return self._routes[index]
+
+    def reserve(self, key: str, n_bytes: int) -> ReservedText | None:
+        """Memory that a GPU reads, for a long text of a model (see `GpuRoute.reserve`); of the GPU with least to do."""
+        ready = [(route.load(key), route) for route in self._routes]
+        ready = [(load, route) for load, route in ready if load.ready]
+        ready.sort(key=lambda item: item[0].alone_waiting_bytes + item[0].alone_launched_bytes)
+        for _load, route in ready:
+            if (text := route.reserve(key, n_bytes)) is not None:
+                return text
+        return None
 
     def serves(self, key: str) -> bool:
         """Whether some engine would take a document of this model now."""
@@ -248,9 +260,9 @@ class Gpus:
             self.driver.wake()
         log.warning("documents of a lost GPU engine take the CPU route", extra={"gpu": gpu, "reason": reason})
 
-    def _observe(self, replay: Replay) -> None:
-        """On the thread of a route."""
-        self.costs.observe_gpu_route(
+    def _observe(self, replay: Replay) -> int:
+        """On the thread of a route; until when it need not tell more like this."""
+        return self.costs.observe_gpu_route(
             replay.model_key,
             replay.kind,
             replay.n_bytes,

@@ -19,6 +19,7 @@ from dispatcher.errors import Cancelled, EngineFault, InvalidOption, InvalidText
 from dispatcher.failures import where
 from dispatcher.finisher import Finisher
 from dispatcher.gpu.group import CANCELLED, EXPIRED, Group, Ids
+from dispatcher.gpu.reserved_text import ReservedText, lease_of
 from dispatcher.job import Job, Partial, deadline_exceeded
 from dispatcher.policy import CPU, GPU, NO_GPU
 from dispatcher.request import EncodedDocument, EncodeOptions, EncodeRequest, Request, Result, Route
@@ -29,7 +30,7 @@ from gpu_core.errors import SidetokError
 
 log = logging.getLogger("sidetok.group_call")
 
-Text = bytes | memoryview | str
+Text = bytes | memoryview | str | ReservedText
 PLAIN = EncodeOptions(add_special_tokens=False)
 
 
@@ -102,21 +103,26 @@ class GroupCall:
         self._finisher = self._tokenizer.finisher(self._options)
         router, documents = self._router, self._documents
         if router.gpus.any and route != CPU and self._finisher is not None and documents:
-            n_bytes = sum(map(len, documents))
-            kind = content_kind(documents[0])
+            n_bytes = len(documents[0]) if len(documents) == 1 else sum(map(len, documents))
+            first = documents[0]
+            kind = content_kind(first.data if isinstance(first, ReservedText) else first)
             key = self._tokenizer.spec.digest
             choice = router.choose(key, kind, n_bytes, len(documents), route, deadline_ns)
             if choice.route == GPU:
                 self._group = group = Group(
                     key,
-                    [text.encode() if isinstance(text, str) else text for text in documents],
+                    [text if isinstance(text, bytes) else _utf8(text) for text in documents],
                     self._done,
                     self._fell_back,
                     count_only=self._options.count_only,
                     kind=kind,
                     deadline_ns=deadline_ns,
                 )
-                router.gpus.route(choice.gpu).submit(group)
+                gpu = router.gpus.route(choice.gpu)
+                if isinstance(first, ReservedText) and len(documents) == 1:
+                    group.lease = lease = lease_of(first)
+                    gpu = gpu if lease is None or not lease.route.ready else lease.route
+                gpu.submit(group)
                 return
             if route == GPU and choice.reason == NO_GPU:
                 raise NoGpuRoute(f"No GPU serves this model now: {router.gpus.why_not(key)}.")
@@ -136,6 +142,9 @@ class GroupCall:
     def _finish(self, group: Group) -> None:
         finisher = self._finisher
         assert finisher is not None
+        if not group.needs_cpu and finisher.changes_nothing:
+            self._tell_of(group, group.ids, group.n_tokens)
+            return
         if group.needs_cpu:
             results: list[EncodedDocument | None] = [
                 None
@@ -147,15 +156,17 @@ class GroupCall:
             ]
             self._queue_job(results, group.deadline_ns, doubtful(group, 0, len(group.lengths)))
             return
-        ids, n_tokens = group.ids, group.n_tokens
-        if not finisher.changes_nothing:
-            finished = [
-                finisher.finish_view(b"", n) if group.count_only else finished_ids(finisher, ids[number], n)
-                for number, n in enumerate(n_tokens)
-            ]
-            ids, n_tokens = [document.ids for document in finished if document], [d.n_tokens for d in finished if d]
+        finished = [
+            finisher.finish_view(b"", n) if group.count_only else finished_ids(finisher, group.ids[number], n)
+            for number, n in enumerate(group.n_tokens)
+        ]
+        ids: list[Ids | None] = [] if group.count_only else [document.ids for document in finished if document]
+        self._tell_of(group, ids, [document.n_tokens for document in finished if document])
+
+    def _tell_of(self, group: Group, ids: list[Ids | None], n_tokens: list[int]) -> None:
+        """Everything was answered by the GPU."""
         self._router.tally().row(self._model, GPU).count(len(n_tokens), group.n_bytes, sum(n_tokens))
-        self._tell(EncodedGroup([] if group.count_only else ids, n_tokens, GPU), None)  # type: ignore[arg-type]
+        self._tell(EncodedGroup(ids, n_tokens, GPU), None)  # type: ignore[arg-type]
 
     def _fell_back(self, group: Group, reason: str) -> None:
         if self._is_cancelled or reason == CANCELLED:
@@ -200,6 +211,7 @@ class GroupCall:
 
     def _tell(self, result: EncodedGroup | None, error: SidetokError | None) -> None:
         self._group = self._job = None
+        self._documents = ()
         try:
             self._on_done(None if error else result, error)
         except Exception as failure:
@@ -208,8 +220,14 @@ class GroupCall:
             )
 
 
-def _decoded(text: bytes | memoryview, number: int) -> str:
+def _utf8(text: Text) -> bytes | memoryview:
+    if isinstance(text, str):
+        return text.encode()
+    return text.data if isinstance(text, ReservedText) else text
+
+
+def _decoded(text: bytes | memoryview | ReservedText, number: int) -> str:
     try:
-        return str(text, "utf-8")
+        return str(text.data if isinstance(text, ReservedText) else text, "utf-8")
     except UnicodeDecodeError as error:
         raise InvalidText(f"document {number} is not UTF-8: byte {error.start} cannot stand there") from None

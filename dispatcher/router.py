@@ -27,6 +27,7 @@ from dispatcher.errors import Cancelled, InvalidOption, NoGpuRoute
 from dispatcher.failures import fail
 from dispatcher.finisher import Finisher
 from dispatcher.gpu.group import CANCELLED, EXPIRED, Group
+from dispatcher.gpu.reserved_text import ReservedText
 from dispatcher.gpu_gate import GpuGate, Submits
 from dispatcher.job import Job, Partial, deadline_exceeded
 from dispatcher.meter import WorkerTally
@@ -59,6 +60,9 @@ class GpuSet(Protocol):
     def route(self, index: int) -> Submits:
         """The route of an entry of `loads`."""
 
+    def reserve(self, key: str, n_bytes: int) -> ReservedText | None:
+        """Memory that a GPU reads, for a long text of a model; None when none can be spared."""
+
     def why_not(self, key: str) -> str:
         """Why a model is not served now."""
 
@@ -81,6 +85,9 @@ class NoGpus:
     def route(self, index: int) -> Submits:
         """Never asked for."""
         raise LookupError(index)
+
+    def reserve(self, key: str, n_bytes: int) -> None:
+        """None."""
 
     def why_not(self, key: str) -> str:
         """Always the same."""
@@ -173,18 +180,19 @@ class Router:
             loads = [
                 gate.with_waiting(load) if (gate := self._gates.get(gpu)) else load for gpu, load in enumerate(loads)
             ]
-        policy = "" if route == "auto" else route
+        chooser = self.chooser
+        policy = chooser.policy if route == "auto" else route
+        if policy != ADAPTIVE:
+            return chooser.given(policy, key, kind, n_bytes, n_documents, loads)
         now_ns = time.monotonic_ns()
-        if (policy or self.chooser.policy) != ADAPTIVE:
-            return self.chooser.choose(key, kind, n_bytes, n_documents, _NO_LOAD, loads, now_ns, policy, deadline_ns)
-        if loads and (choice := self.chooser.again(key, kind, n_bytes, n_documents, loads, now_ns)) is not None:
+        if loads and (choice := chooser.again(key, kind, n_bytes, n_documents, loads, now_ns)) is not None:
             return choice
         queue = self._queue
         start_ns = 0.0 if on_worker else queue.wake_ns
         # A worker that asks is one that would begin at once.
         n_idle = queue.n_idle + (on_worker and self._n_workers > 1)
         cpu = CpuLoad(self._n_workers, n_idle, queue.waiting_bytes, queue.n_waiting, start_ns, on_worker)
-        return self.chooser.choose(key, kind, n_bytes, n_documents, cpu, loads, now_ns, policy, deadline_ns)
+        return chooser.choose(key, kind, n_bytes, n_documents, cpu, loads, now_ns, policy, deadline_ns)
 
     def observing(self, requests: list[Read]) -> AbstractContextManager[None]:
         """Encode requests that share a tokenizer are encoded by the calling thread while the context lasts."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dispatcher.costs import Costs
 from dispatcher.gpu.batch import RouteLimits
 from dispatcher.gpu.fake_link import FakeEngine, make_slots
+from dispatcher.gpu.reserved_text import ReservedText
 from dispatcher.gpu.route import GpuRoute
 from dispatcher.policy import GpuLoad
 from gpu_core.normal_form import Rewriter
@@ -51,6 +52,11 @@ class FakeGpus:
     def route(self, index: int) -> GpuRoute:
         """See `GpuSet`."""
         return self.routes[index]
+
+    def reserve(self, key: str, n_bytes: int) -> ReservedText | None:
+        """See `GpuSet`."""
+        texts = [route.reserve(key, n_bytes) for route in self.routes if route.load(key).ready]
+        return texts[0] if texts else None
 
     def why_not(self, key: str) -> str:
         """See `GpuSet`."""

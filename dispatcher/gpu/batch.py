@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 
 from dispatcher.gpu.group import NO_SLOT, NOT_READY, UNREADABLE, Group
 from dispatcher.gpu.link import Slot
-from dispatcher.gpu.model_queue import Alone, Batch, ModelQueue
+from dispatcher.gpu.model_queue import Alone, Batch, ModelQueue, Taken, part_of
+from dispatcher.gpu.reserved_text import Lease
 from gpu_core.ladder import SizeClass
 
 FILLED_AHEAD = 2
@@ -81,7 +82,7 @@ class Former:
     def is_idle(self) -> bool:
         """Nothing waits for a launch or for a slot, and nobody to be told that nothing comes."""
         for queue in self.queues.values():
-            if queue.has_waiting:
+            if queue.shared or queue.filled or queue.alone:
                 return False
         return not self.unwanted
 
@@ -97,9 +98,13 @@ class Former:
         if queue.is_forgotten:
             self._leave(group, NOT_READY)
             return
-        if group.n_bytes > load.alone_over_bytes and not self._sort_out(queue, group):
-            self._leave(group, NO_SLOT)
-            return
+        if group.n_bytes > load.alone_over_bytes:
+            if (lease := group.lease) is not None and lease.queue is queue and not lease.is_used:
+                self._add_filled(queue, group, lease)
+                return
+            if not self._sort_out(queue, group):
+                self._leave(group, NO_SLOT)
+                return
         if group.n_waiting:
             queue.shared.append(group)
             queue.n_waiting += group.n_waiting
@@ -123,6 +128,34 @@ class Former:
                 self._note(batch)
                 return batch
         return None
+
+    def at_once(self, queue: ModelQueue, group: Group) -> Batch | None:
+        """The batch of one group that would be the next one as soon as the group is queued; None if it has to wait.
+
+        It counts as under way from now on.
+        """
+        n_bytes, now_ns = group.n_bytes, group.queued_ns
+        if (
+            self.n_under_way >= self.limits.max_in_flight
+            or n_bytes > queue.load.alone_over_bytes
+            or queue.is_forgotten
+            or group.cancelled
+            or (group.deadline_ns and now_ns > group.deadline_ns)
+        ):
+            return None
+        for other in self.queues.values():
+            if other.shared or other.filled or other.alone:
+                return None
+        n_documents = group.n_waiting
+        if queue.under_way and not self._is_worth(queue, n_documents, n_bytes):
+            return None
+        slot = queue.take_slot(n_bytes, n_documents)
+        if slot is None:
+            return None
+        group.n_waiting = group.waiting_bytes = 0
+        batch = Batch(queue, slot, n_bytes, n_documents, group.count_only, [(group, None)], None, now_ns)
+        self._note_shared(batch)
+        return batch
 
     def reserve(self, now_ns: int) -> Batch | None:
         """A slot for the oldest document alone, to be filled outside the lock and handed to `filled`."""
@@ -163,29 +196,22 @@ class Former:
     def ended(self, batch: Batch) -> None:
         """A replay ended; its place is free, its slot is not yet."""
         self.n_under_way -= 1
-        load = batch.queue.load
+        queue = batch.queue
+        load, under_way = queue.load, queue.under_way
         if batch.piece is not None:
             self.n_alone_under_way -= 1
             self._alone_yields = True
             load.alone_launched_ns = load.alone_launched_bytes = 0
             return
-        under_way = batch.queue.under_way
         under_way.remove(batch)
-        load.launched_ns, load.launched_bytes = (
-            (under_way[0].launched_ns, under_way[0].n_bytes) if under_way else (0, 0)
-        )
+        if under_way:
+            load.launched_ns, load.launched_bytes = under_way[0].launched_ns, under_way[0].n_bytes
+        else:
+            load.launched_ns = load.launched_bytes = 0
 
     def give_back(self, queue: ModelQueue, slot: Slot) -> None:
         """The results of a slot were read or are not wanted."""
         queue.free[queue.class_of[slot.number]].append(slot)
-
-    def hold(self, queue: ModelQueue, slot: Slot) -> bool:
-        """Whether results may stay in the slot: only if another one of its size or more is left for replays."""
-        at = queue.class_of[slot.number]
-        if sum(queue.n_slots[at:]) - sum(queue.n_held[at:]) < 2:
-            return False
-        queue.n_held[at] += 1
-        return True
 
     def unhold(self, queue: ModelQueue, slot: Slot) -> None:
         """Nobody reads a held slot any more."""
@@ -215,7 +241,7 @@ class Former:
         if len(self.queues) == 1:
             (queue,) = self.queues.values()
             if not queue.filled:
-                return [(_FIRST, queue, False)] if queue.shared and self._is_worth(queue) else []
+                return [(_FIRST, queue, False)] if queue.shared and self._is_queue_worth(queue) else []
         found: list[_Candidate] = []
         if not self.n_alone_under_way:
             for queue in self.queues.values():
@@ -223,16 +249,20 @@ class Former:
                     found.append(((self._alone_yields, oldest.queued_ns), queue, True))
         is_turn = bool(found)
         for queue in self.queues.values():
-            if queue.shared and (is_turn or self._is_worth(queue)):
+            if queue.shared and (is_turn or self._is_queue_worth(queue)):
                 found.append(((False, queue.shared[0].queued_ns), queue, False))
         return found
 
-    def _is_worth(self, queue: ModelQueue) -> bool:
+    def _is_queue_worth(self, queue: ModelQueue) -> bool:
+        return not queue.under_way or self._is_worth(queue, queue.n_waiting, queue.load.waiting_bytes)
+
+    def _is_worth(self, queue: ModelQueue, n_documents: int, n_bytes: int) -> bool:
+        """Whether so much is launched beside a replay that is under way."""
+        limits = self.limits
         return (
-            not queue.under_way
-            or queue.n_waiting >= self.limits.beside_documents
-            or queue.load.waiting_bytes >= self.limits.beside_bytes
-            or queue.gap_ns >= self.limits.beside_gap_ns
+            n_documents >= limits.beside_documents
+            or n_bytes >= limits.beside_bytes
+            or queue.gap_ns >= limits.beside_gap_ns
         )
 
     def _next_shared(self, queue: ModelQueue, now_ns: int) -> Batch | None:
@@ -251,10 +281,10 @@ class Former:
         assert slot is not None, "the largest free slot holds what was taken for it"
         return Batch(queue, slot, n_bytes, n_documents, taken.count_only, taken.shares)
 
-    def _take(self, queue: ModelQueue, size: SizeClass, now_ns: int) -> _Taken:
+    def _take(self, queue: ModelQueue, size: SizeClass, now_ns: int) -> Taken:
         """The oldest groups that fit together; of one that is more than a batch, a part."""
         room, n_room = min(size.capacity, queue.load.max_batch_bytes), size.max_documents
-        taken = _Taken()
+        taken = Taken()
         shared = queue.shared
         while shared:
             group = shared[0]
@@ -271,7 +301,7 @@ class Former:
                 n_room -= n_documents
                 continue
             if not taken.shares:
-                part, part_bytes = _part(group, room, size.capacity, n_room)
+                part, part_bytes = part_of(group, room, size.capacity, n_room)
                 if part:
                     taken.add(shared.popleft(), part, part_bytes, len(part))
                     group.next += len(part)
@@ -282,20 +312,35 @@ class Former:
         return taken
 
     def _note(self, batch: Batch) -> None:
+        if batch.piece is None:
+            self._note_shared(batch)
+            return
         load = batch.queue.load
         self.n_under_way += 1
-        if batch.piece is not None:
-            self.n_ahead -= 1
-            self.n_alone_under_way += 1
-            load.alone_waiting_bytes -= batch.n_bytes
-            load.alone_launched_ns, load.alone_launched_bytes = batch.launched_ns, batch.n_bytes
-            return
+        self.n_ahead -= 1
+        self.n_alone_under_way += 1
+        load.alone_waiting_bytes -= batch.n_bytes
+        load.alone_launched_ns, load.alone_launched_bytes = batch.launched_ns, batch.n_bytes
+
+    def _note_shared(self, batch: Batch) -> None:
+        self.n_under_way += 1
         self._alone_yields = False
-        batch.queue.note_gap(batch)
-        under_way = batch.queue.under_way
-        under_way.append(batch)
-        if len(under_way) == 1:
-            load.launched_ns, load.launched_bytes = batch.launched_ns, batch.n_bytes
+        queue, now_ns = batch.queue, batch.launched_ns
+        queue.note_gap(now_ns, batch.n_documents)
+        if not queue.under_way:
+            queue.load.launched_ns, queue.load.launched_bytes = now_ns, batch.n_bytes
+        queue.under_way.append(batch)
+
+    def _add_filled(self, queue: ModelQueue, group: Group, lease: Lease) -> None:
+        """Queue a document that was written to its slot already."""
+        n_bytes = group.n_bytes
+        lease.is_used = True
+        lease.slot.document_starts[:2] = (0, n_bytes)
+        group.n_waiting = group.waiting_bytes = 0
+        piece = Alone(group, 0, 0, n_bytes)
+        queue.filled.append(Batch(queue, lease.slot, n_bytes, 1, group.count_only, [], piece, lease=lease))
+        queue.load.alone_waiting_bytes += n_bytes
+        self.n_ahead += 1
 
     def _sort_out(self, queue: ModelQueue, group: Group) -> bool:
         """Queue the documents that get replays of their own; false when one of them fits no slot."""
@@ -332,7 +377,8 @@ class Former:
                 return batch.piece.group
             filled.popleft()
             self.n_ahead -= 1
-            self.give_back(queue, batch.slot)
+            if batch.lease is None:
+                self.give_back(queue, batch.slot)
             self._drop_alone(queue, batch.piece, reason)
         return None
 
@@ -362,39 +408,6 @@ class Former:
         if not group.settled:
             group.settled = True
             self.unwanted.append((group, reason))
-
-
-@dataclass(slots=True)
-class _Taken:
-    """What a batch is made of."""
-
-    shares: list[tuple[Group, Sequence[int] | None]] = field(default_factory=list)
-    n_bytes: int = 0
-    n_documents: int = 0
-    count_only: bool = True
-
-    def add(self, group: Group, numbers: Sequence[int] | None, n_bytes: int, n_documents: int) -> None:
-        """Take some documents of a group; None = all."""
-        self.shares.append((group, numbers))
-        self.n_bytes += n_bytes
-        self.n_documents += n_documents
-        self.count_only = self.count_only and group.count_only
-        group.waiting_bytes -= n_bytes
-        group.n_waiting -= n_documents
-
-
-def _part(group: Group, room: int, capacity: int, n_room: int) -> tuple[Sequence[int], int]:
-    """As many of the documents that a group has left as fit, and their bytes; one at least if the slot holds it."""
-    if group.order is None:
-        group.order = range(len(group.lengths))
-    left: Sequence[int] = group.order[group.next : group.next + n_room]
-    n_bytes = 0
-    for n_taken, document in enumerate(left):
-        length = group.lengths[document]
-        if n_bytes + length > room and (n_taken or length > capacity):
-            return left[:n_taken], n_bytes
-        n_bytes += length
-    return left, n_bytes
 
 
 def _place(candidate: _Candidate) -> tuple[bool, int]:

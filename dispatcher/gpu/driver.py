@@ -18,6 +18,7 @@ from collections import deque
 from dispatcher.gpu.group import ENGINE_SILENT, NOT_READY
 from dispatcher.gpu.local_link import LocalLink
 from dispatcher.gpu.process_link import ProcessLink
+from dispatcher.gpu.readable import wait_readable
 from dispatcher.gpu.route import GpuRoute
 
 
@@ -86,8 +87,7 @@ class RouteDriver:
         if self._is_turning or self._closed:
             return False
         if local is None or self._has_news:
-            # To `epoll`, less than nothing is for ever.
-            is_ready = self._has_news or bool(self._poll.poll(max(seconds, 0.0)))
+            is_ready = self._has_news or wait_readable(self._poll.fileno(), seconds)
             if is_ready:
                 self.turn()
             return is_ready
@@ -96,7 +96,8 @@ class RouteDriver:
             driven = self._driven[0]
             is_busy = local.is_busy
             is_full = local.may_oversleep = is_busy and driven.route.is_full
-            self._turn(driven, local, FULL_S if is_full else seconds)
+            if reason := driven.route.turn(FULL_S if is_full else seconds):
+                self._end(driven, local, reason)
             return is_busy
         finally:
             self._is_turning = False
@@ -123,12 +124,15 @@ class RouteDriver:
             self._local = link
         link.watch(lambda fd: self._poll.register(fd, select.EPOLLIN))
 
-    def _turn(self, driven: _Driven, link: ProcessLink | LocalLink, seconds: float = 0.0) -> None:
-        reason = driven.route.turn(seconds)
-        if not reason:
-            if self._local is None and driven.route.is_filling:
-                link.interrupt()
-            return
+    def _turn(self, driven: _Driven, link: ProcessLink | LocalLink) -> None:
+        reason = driven.route.turn(0.0)
+        if reason:
+            self._end(driven, link, reason)
+        elif self._local is None and driven.route.is_filling:
+            link.interrupt()
+
+    def _end(self, driven: _Driven, link: ProcessLink | LocalLink, reason: str) -> None:
+        """The engine of a link ended."""
         driven.link = self._local = None
         if not self._closed:
             link.watch(self._poll.unregister)

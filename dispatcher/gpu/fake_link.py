@@ -242,7 +242,7 @@ class FakeEngine:
             slot.document_tokens[number] = position
             reason = self.needs_cpu(document) if self.needs_cpu else None
             if reason is not None and not (normal_form and reason == NOT_NORMAL):
-                completion.needs_cpu[number] = reason
+                completion.needs_cpu = {**completion.needs_cpu, number: reason}
                 continue
             ids = self.encode(document)
             if not count_only:

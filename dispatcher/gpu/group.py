@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from dispatcher.gpu.held_ids import HeldIds
+from dispatcher.gpu.reserved_text import Lease
 from gpu_core.ladder import Piece
 
 log = logging.getLogger("sidetok.gpu_route")
@@ -49,6 +50,7 @@ class Group:
         "documents",
         "ids",
         "kind",
+        "lease",
         "lengths",
         "model_key",
         "n_bytes",
@@ -94,34 +96,32 @@ class Group:
         self.kind = kind
         self.deadline_ns = deadline_ns
         self.normal_form = normal_form
-        self.lengths = list(map(len, documents))
-        self.n_bytes = sum(self.lengths)
-        self.cancelled = False
-        """Set it from any thread: what is not launched yet leaves, with the reason `CANCELLED`."""
-        self.submitted_ns = self.replayed_ns = 0
-        """When it came, and when all of its results were at hand; 0 = nothing was replayed for it."""
-        self.prepared_ns = 0
-        """What the caller took from the choice of the route until it submitted the group."""
+        self.lengths = lengths = [*map(len, documents)]
+        self.n_bytes = self.waiting_bytes = sum(lengths)
+        """`waiting_bytes` are those of the documents that are counted in `n_waiting`."""
+        self.cancelled = self.settled = False
+        """`cancelled` may be set from any thread: what is not launched yet leaves, with the reason `CANCELLED`.
+        `settled`: one of the callbacks was or is being called."""
+        self.submitted_ns = self.replayed_ns = self.prepared_ns = 0
+        """When it came, and when all of its results were at hand; 0 = nothing was replayed for it. And what the caller
+        took from the choice of the route until it submitted the group."""
         self.ids: list[Ids | None] = []
         """By document, once done; None for those in `needs_cpu`. Empty with `count_only`."""
         self.n_tokens: list[int] = []
         """By document, once done; 0 for those in `needs_cpu`."""
+        self.lease: Lease | None = None
+        """Of the slot that the only document lies in already."""
         self.needs_cpu: dict[int, str] = {}
         """Documents that the device does not answer, with the reason."""
-        self.settled = False
-        """One of the callbacks was or is being called."""
 
         # The fields from here on belong to the route.
-        self.n_left = len(documents)
-        """Documents and pieces of documents that are still to come."""
-        self.n_waiting = self.n_left
-        """Of those that share batches with others: not launched yet. `waiting_bytes` in bytes."""
-        self.waiting_bytes = self.n_bytes
+        self.n_left = self.n_waiting = len(lengths)
+        """Documents and pieces of documents that are still to come; and of those that share batches with others, the
+        ones that are not launched yet."""
         self.order: list[int] | range | None = None
         """Documents that share batches, if these are not simply all of them, and `next`, the first one waiting."""
-        self.next = 0
-        self.queued_ns = 0
-        """When it took its place in the queue."""
+        self.next = self.queued_ns = 0
+        """`queued_ns`: when it took its place in the queue."""
         self.cuts: dict[int, tuple[Piece, ...]] | None = None
         """Documents that are longer than any slot, and where they are cut."""
         self.pieces: dict[int, list[bytes | None]] = {}

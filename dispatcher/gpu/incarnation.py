@@ -11,32 +11,20 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 from dispatcher.failures import where
+from dispatcher.gpu.account import Account, Clocks, OnReplay
 from dispatcher.gpu.batch import Former, RouteLimits
 from dispatcher.gpu.group import ENGINE_LOST, ENGINE_SILENT, UNREADABLE, Group, answer
 from dispatcher.gpu.link import Completion, EngineLink, EngineLost, Slot
 from dispatcher.gpu.model_queue import Batch, ModelQueue
-from dispatcher.gpu.replay import Replay
 from dispatcher.gpu.results import Reader
 from dispatcher.gpu.route_tally import RouteTally
 from dispatcher.gpu.staging import STEP_BYTES, fill_alone, fill_shared
 
 log = logging.getLogger("sidetok.gpu_route")
-
-MEASURED = 4
-"""CPU time is read in one of so many turns and launches, and taken to be the same in the others: each look at the clock
-is a system call."""
-MEASURED_BYTES = 1 << 16
-"""But for launches of more text, whose copy takes longer than all else."""
-
-
-class Clocks(NamedTuple):
-    """Wall time, and the CPU time of the calling thread, in nanoseconds."""
-
-    wall: Callable[[], int]
-    cpu: Callable[[], int]
 
 
 class Incarnation:
@@ -48,13 +36,14 @@ class Incarnation:
         limits: RouteLimits,
         clocks: Clocks,
         tally: RouteTally,
-        on_replay: Callable[[Replay], Any],
+        on_replay: OnReplay,
     ) -> None:
         self.link = link
         self.former = Former(limits)
         self.over = ""
         """Why it ended; empty while it serves."""
-        self._limits, self._clocks, self._tally, self._on_replay = limits, clocks, tally, on_replay
+        self._limits, self._clocks, self._tally = limits, clocks, tally
+        self._account = Account(clocks, tally, on_replay)
         self._lock = threading.Lock()
         self._events: deque[tuple[Callable[[ModelQueue, Any], None], ModelQueue, Any]] = deque()
         self._returned: deque[tuple[ModelQueue, Slot]] = deque()
@@ -64,11 +53,8 @@ class Incarnation:
         self._filling: tuple[Batch, int] | None = None
         self._to_tell: deque[tuple[Group, str]] = deque()
         self._reader = Reader(limits.hold_from_bytes, self._may_hold, self._let_go)
-        self._turn_cpu_ns = self._n_turns = self._n_launches = 0
         self._turn_thread = 0
         """The thread that is in `turn`, and does not wait there."""
-        self._hand_out_ns = self._stage_ns = 0
-        """CPU time of handing out a replay, and of launching one outside of a turn, as measured last."""
         self._look_ns = 0
 
     def queue_of(self, model_key: str) -> ModelQueue | None:
@@ -85,10 +71,21 @@ class Incarnation:
 
     def submit(self, queue: ModelQueue, group: Group) -> None:
         """Queue a group, and launch and fill what can be."""
-        self._events.append((self.former.add, queue, group))
-        self._pump()
+        if self._events or not self._launch_at_once(queue, group):
+            self._events.append((self.former.add, queue, group))
+            self._pump()
         if self._to_fill:
             self._fill_ready(group)
+
+    def reserve(self, queue: ModelQueue, n_bytes: int) -> tuple[Slot, Callable[[], None]] | None:
+        """A slot for a text from outside, and what gives it back, from any thread; None when none can be spared."""
+        self._pump()
+        with self._lock:
+            while self._returned:
+                self.former.give_back(*self._returned.popleft())
+            slot = None if self.over else queue.lease(n_bytes)
+        self._pump()
+        return None if slot is None else (slot, partial(self._let_go, queue, slot, True))
 
     @property
     def is_filling(self) -> bool:
@@ -97,37 +94,43 @@ class Incarnation:
 
     def turn(self, timeout_s: float) -> None:
         """Wait for completions, launch what has formed meanwhile, then hand out results."""
-        if not self._turn_cpu_ns or (not timeout_s and not self._n_turns % MEASURED):
-            self._turn_cpu_ns = self._clocks.cpu()
+        self._account.begin_turn(not timeout_s)
         try:
             completions = self.link.wait(0.0 if self.is_filling else timeout_s)
         except EngineLost:
             self.end(ENGINE_LOST)
             return
-        self._turn_thread = threading.get_ident()
-        try:
-            self._go_on(completions)
-        finally:
-            self._turn_thread = 0
-        self._look(self._clocks.wall())
+        now_ns = 0
+        if completions or self._events or self._returned or self.is_filling:
+            self._turn_thread = threading.get_ident()
+            try:
+                now_ns = self._go_on(completions)
+            finally:
+                self._turn_thread = 0
+        now_ns = now_ns or self._clocks.wall()
+        if now_ns >= self._look_ns:
+            self._look(now_ns)
 
-    def _go_on(self, completions: list[Completion]) -> None:
+    def _go_on(self, completions: list[Completion]) -> int:
+        """When results were at hand; 0 if there were none."""
         ended: list[tuple[Batch, Completion]] = []
-        if not completions and not self._events and not self._returned and not self.is_filling:
-            return
+        former = self.former
         with self._lock:
             for completion in completions:
                 batch = self._in_flight.pop(completion.slot.number, None)
                 if batch is not None:
-                    self.former.ended(batch)
+                    former.ended(batch)
                     ended.append((batch, completion))
-            if not self.over:
+            if not self.over and (self._events or not former.is_idle or former.starved):
                 self._advance()
-        self._pump()
-        self._deliver(ended)
-        if self.is_filling:
+        if self._events or self._to_tell:
+            self._pump()
+        now_ns = self._deliver(ended) if ended else 0
+        if self._filling is not None or self._to_fill:
             self._fill_step()
-        self._pump()
+        if self._events or self._to_tell:
+            self._pump()
+        return now_ns
 
     def forget(self, model_key: str) -> None:
         """Launch nothing more of a model; what waits falls back."""
@@ -154,13 +157,37 @@ class Incarnation:
         if self._to_tell:
             self._tell()
 
+    def _launch_at_once(self, queue: ModelQueue, group: Group) -> bool:
+        """Launch a group without its way through the queue; false if it has to wait, or somebody has the lock."""
+        if not self._lock.acquire(False):
+            return False
+        try:
+            batch = None
+            if not self.over and not self._events:
+                returned = self._returned
+                while returned:
+                    self.former.give_back(*returned.popleft())
+                batch = self.former.at_once(queue, group)
+                if batch is not None:
+                    self._launch(batch)
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self._lock.release()
+        if self._events or self._to_tell:
+            self._pump()
+        return batch is not None
+
     def _advance(self) -> None:
         """Under the lock: apply events, launch, and reserve slots. Never raises: the engine ends instead."""
         try:
             self._apply_and_launch()
         except Exception as error:
-            log.error("the GPU route failed", extra={"error": type(error).__name__, "where": where(error)})
-            self._end(ENGINE_LOST)
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        log.error("the GPU route failed", extra={"error": type(error).__name__, "where": where(error)})
+        self._end(ENGINE_LOST)
 
     def _apply_and_launch(self) -> None:
         events, former, returned = self._events, self.former, self._returned
@@ -191,14 +218,8 @@ class Incarnation:
 
     def _launch(self, batch: Batch) -> bool:
         """Under the lock: fill a shared batch and start it; false when the engine is gone."""
-        cpu_ns = 0
-        if threading.get_ident() != self._turn_thread:
-            # What a turn launches is counted with the turn.
-            self._n_launches += 1
-            if not self._n_launches % MEASURED or batch.n_bytes > MEASURED_BYTES or not self._stage_ns:
-                cpu_ns = self._clocks.cpu()
-            else:
-                batch.stage_cpu_ns = self._stage_ns
+        is_turn = threading.get_ident() == self._turn_thread
+        cpu_ns = 0 if is_turn else self._account.begin_launch(batch)
         if batch.piece is None:
             try:
                 fill_shared(batch)
@@ -211,14 +232,9 @@ class Incarnation:
         except EngineLost:
             self._end(ENGINE_LOST)
             return False
-        tally = self._tally
-        tally.batch_documents.observe(batch.n_documents)
-        tally.batch_bytes.observe(batch.n_bytes)
+        self._tally.launched.append((batch.n_documents, batch.n_bytes))
         if cpu_ns:
-            spent_ns = self._clocks.cpu() - cpu_ns
-            batch.stage_cpu_ns += spent_ns
-            if batch.n_bytes <= MEASURED_BYTES:
-                self._stage_ns = spent_ns
+            self._account.end_launch(batch, cpu_ns)
         return True
 
     def _refuse(self, batch: Batch) -> None:
@@ -228,28 +244,27 @@ class Incarnation:
         for group, _numbers in batch.shares:
             self._settle(group, UNREADABLE)
 
-    def _deliver(self, ended: list[tuple[Batch, Completion]]) -> None:
+    def _deliver(self, ended: list[tuple[Batch, Completion]]) -> int:
         """Read results, then call back: slots are free before anybody does something with the ids."""
-        if not ended:
-            return
         finished: list[Group] = []
         for batch, completion in ended:
             try:
                 finished += self._reader.read(batch, completion)
             except Exception as error:
                 self._lose_results(batch, error)
-        self._pump()
+        if self._events or self._to_tell:
+            self._pump()
         now_ns = self._clocks.wall()
+        self._tally.n_views = self._reader.n_views
         try:
-            self._count(ended, now_ns)
+            self._account.ended(ended, now_ns)
         finally:
             for group in finished:
                 group.settled = True
                 group.replayed_ns = now_ns
                 answer(group.on_done, group)
-            self._n_turns += 1
-            if not self._n_turns % MEASURED:
-                self._turn_cpu_ns = self._clocks.cpu()
+            self._account.end_turn()
+        return now_ns
 
     def _lose_results(self, batch: Batch, error: Exception) -> None:
         """What an engine wrote makes no sense: it cannot be trusted any more."""
@@ -257,40 +272,6 @@ class Incarnation:
         with self._lock:
             self._settle(batch, UNREADABLE)
             self._end(ENGINE_LOST)
-
-    def _count(self, ended: list[tuple[Batch, Completion]], now_ns: int) -> None:
-        if not self._n_turns % MEASURED:
-            self._hand_out_ns = (self._clocks.cpu() - self._turn_cpu_ns) // len(ended)
-        each_ns = self._hand_out_ns
-        tally = self._tally
-        tally.n_views = self._reader.n_views
-        tally.deliver_cpu_ns += each_ns * len(ended)
-        for batch, completion in ended:
-            tally.completed(
-                (batch.queue.key, batch.slot.size.capacity),
-                batch.n_bytes,
-                batch.n_documents,
-                completion.replay_ns,
-                completion.engine_cpu_ns,
-            )
-            tally.stage_cpu_ns += batch.stage_cpu_ns
-            if completion.needs_cpu:
-                tally.needs_cpu.update(completion.needs_cpu.values())
-            group = batch.shares[0][0] if batch.piece is None else batch.piece.group
-            cpu = batch.stage_cpu_ns + each_ns + completion.engine_cpu_ns
-            took_ns = now_ns - batch.launched_ns
-            self._on_replay(
-                Replay(
-                    batch.queue.key,
-                    group.kind,
-                    batch.n_bytes,
-                    batch.n_documents,
-                    took_ns,
-                    cpu,
-                    len(completion.needs_cpu),
-                    completion.replay_ns,
-                )
-            )
 
     def _fill_ready(self, own: Group) -> None:
         """Fill reserved slots, each by the thread that takes it; the long ones of others are left to the route's."""
@@ -340,7 +321,7 @@ class Incarnation:
 
     def _may_hold(self, queue: ModelQueue, slot: Slot) -> bool:
         with self._lock:
-            return self.former.hold(queue, slot)
+            return queue.hold(slot)
 
     def _let_go(self, queue: ModelQueue, slot: Slot, was_held: bool) -> None:
         """A slot is free again. Does not block: the garbage collector may call it anywhere."""
@@ -357,7 +338,7 @@ class Incarnation:
 
     def _look(self, now_ns: int) -> None:
         """End the engine when a replay takes too long."""
-        if now_ns < self._look_ns or self.over:
+        if self.over:
             return
         silent_ns = int(self._limits.silent_after_s * 1e9)
         self._look_ns = now_ns + silent_ns // 8

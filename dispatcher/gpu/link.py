@@ -9,8 +9,9 @@ the engine and that the engine has registered as pinned. Nothing but a small mes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -42,6 +43,9 @@ class Slot:
     """(max_documents + 1,): where the ids of each document begin, and the end of the last, once completed."""
 
 
+ALL_ANSWERED: Mapping[int, str] = MappingProxyType({})
+
+
 @dataclass(slots=True)
 class Completion:
     """One replay that ended well."""
@@ -52,7 +56,7 @@ class Completion:
     """From launch to completion, as the engine saw it."""
     engine_cpu_ns: int
     """CPU time that the engine process spent on it."""
-    needs_cpu: dict[int, str] = field(default_factory=dict)
+    needs_cpu: Mapping[int, str] = field(default_factory=lambda: ALL_ANSWERED)
     """Documents that the device does not answer, with the reason."""
 
 

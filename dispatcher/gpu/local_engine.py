@@ -20,7 +20,8 @@ from dispatcher.gpu.local_link import LocalLink
 from dispatcher.gpu.options import GpuRouteOptions
 from dispatcher.gpu.process_link import DeviceFacts
 from dispatcher.gpu.supervisor import EngineStatus, no_engines
-from dispatcher.gpu.table_builder import TableBuilders, read_tables
+from dispatcher.gpu.table_builder import read_tables
+from dispatcher.gpu.wanted import WantedTokenizers
 from gpu_core.errors import DeviceFault, DeviceUnavailable
 from gpu_core.execution import Gpu
 from gpu_core.options import GpuOptions
@@ -55,11 +56,9 @@ class LocalEngine:
         self._facts: DeviceFacts | None = None
         self._state, self._why = "starting", ""
         self._loaded: set[str] = set()
-        self._wanted: set[str] = set()
-        self._unserved: dict[str, str] = {}
         self._orders: SimpleQueue[tuple[str, int] | None] = SimpleQueue()
         """(key, descriptor of its tables) to add, (key, -1) to remove, None to end."""
-        self._builders = TableBuilders(cache_dir, self._built)
+        self._wanted = WantedTokenizers(cache_dir, lambda key, fd: self._orders.put((key, fd)))
         self._thread = threading.Thread(target=self._run, name="sidetok-gpus", daemon=True)
         self._is_closed = False
         self.reason = no_engines(options)
@@ -76,20 +75,16 @@ class LocalEngine:
 
     def add(self, key: str, data: bytes) -> None:
         """Serve a tokenizer.json; `key` is its digest. Takes a second or more, elsewhere."""
-        self._unserved.pop(key, None)
-        if not self.reason and key not in self._wanted:
-            self._wanted.add(key)
-            self._builders.submit(key, data)
+        if not self.reason:
+            self._wanted.add(key, data)
 
     def remove(self, key: str) -> None:
         """Serve it no more."""
-        self._wanted.discard(key)
-        self._unserved.pop(key, None)
-        self._orders.put((key, -1))
+        self._wanted.remove(key)
 
     def unserved(self, key: str) -> str:
         """Why a tokenizer that was added is not served; empty if it is or may be soon."""
-        return self.reason or self._unserved.get(key, "")
+        return self.reason or self._wanted.why_not(key)
 
     def statuses(self) -> tuple[EngineStatus, ...]:
         """Of the one engine. Its CPU time is that of this process, and not told apart."""
@@ -103,23 +98,12 @@ class LocalEngine:
     def close(self) -> None:
         """End the thread and the link. May be called again."""
         self._is_closed = True
-        self._builders.close()
+        self._wanted.close()
         self._orders.put(None)
         if self._thread.is_alive():
             self._thread.join()
         if self._link is not None:
             self._link.close()
-
-    def _built(self, key: str, fd: int, reason: str) -> None:
-        if reason:
-            self._refuse(key, reason)
-        else:
-            self._orders.put((key, fd))
-
-    def _refuse(self, key: str, reason: str) -> None:
-        self._unserved[key] = reason
-        self._wanted.discard(key)
-        log.info("tokenizer %.12s is not served by the GPU: %s", key, reason)
 
     def _run(self) -> None:
         begin_s = time.monotonic()
@@ -168,10 +152,10 @@ class LocalEngine:
             link.kill(str(error))
             return
         except DeviceUnavailable as error:
-            self._refuse(key, str(error))
+            self._wanted.refuse(key, str(error))
             return
         except Exception as error:  # one tokenizer must not keep the others from the device
-            self._refuse(key, f"{type(error).__name__} while it was loaded")
+            self._wanted.refuse(key, f"{type(error).__name__} while it was loaded")
             return
         self._loaded.add(key)
         if n_slots < n_wanted:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import threading
 import time
 from collections import deque
@@ -19,17 +18,20 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from dispatcher.gpu.link import Completion, EngineLost, Slot
+from dispatcher.gpu.link import ALL_ANSWERED, Completion, EngineLost, Slot
+from dispatcher.gpu.readable import wait_readable
 from gpu_core.contexts import set_up
 from gpu_core.errors import DeviceFault
 from gpu_core.execution import ExecutionContext, Gpu
 from gpu_core.layout import FLAG_IDS, FLAG_NORMAL_FORM, REASONS
 from gpu_core.options import GpuOptions
 from gpu_core.tables import Tables
-from gpu_core.waiting import FIRST_WAKE_NS, SILENT_NS, SLACK, TIMEOUT_NS, Prediction, sharpen_sleep
+from gpu_core.waiting import SILENT_NS, SLACK, TIMEOUT_NS, Lateness, Prediction, sharpen_sleep
 
 MIN_NAP_NS = 12_000
 """A shorter rest is polled: to fall asleep and wake up takes the CPU half as long."""
+EARLY_NS = 16_000
+"""A nap ends so much earlier at most, because naps end late: the rest is polled, which takes the CPU."""
 LONG_NAP_NS = 250_000
 """For a longer one the thread can be woken; a short one simply ends."""
 LOOKS = 16
@@ -78,7 +80,7 @@ class LocalLink:
         self._own.is_attached = True
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._is_asleep = self._is_interrupted = False
-        self._wake_ns = float(FIRST_WAKE_NS)
+        self._lateness = Lateness()
 
     # --- For the route -----------------------------------------------------------------------------------------------
 
@@ -156,41 +158,44 @@ class LocalLink:
             self._flying.remove(place)
             context = place.context
             took_ns = now_ns - place.launched_ns
-            completion = Completion(place.slot, context.n_tokens(), took_ns, 0)
-            if context.any_flagged():
-                try:
-                    reasons = context.reasons(place.n_documents)
-                    completion.needs_cpu = {int(i): REASONS[int(reasons[i])] for i in np.flatnonzero(reasons)}
-                except (DeviceFault, KeyError) as error:
-                    self._lose(str(error))
-                    raise EngineLost(self._lost) from None
+            needs_cpu = self._reasons(place) if context.any_flagged() else ALL_ANSWERED
+            completion = Completion(place.slot, context.n_tokens(), took_ns, 0, needs_cpu)
             # Whoever comes late to the first look learns nothing about when it ended.
             if seen_by != _AT_FIRST or now_ns < place.due_ns:
                 place.prediction.seen(place.n_bytes, took_ns, seen_by == _AFTER_NAP)
             completions.append(completion)
         return completions
 
+    def _reasons(self, place: _Place) -> dict[int, str]:
+        """Documents of a replay that the device did not answer."""
+        try:
+            reasons = place.context.reasons(place.n_documents)
+            return {int(i): REASONS[int(reasons[i])] for i in np.flatnonzero(reasons)}
+        except (DeviceFault, KeyError) as error:
+            self._lose(str(error))
+            raise EngineLost(self._lost) from None
+
     def _rest(self, now_ns: int, until_ns: int) -> bool:
         """Pass some of the time until something is due; whether that was a nap."""
-        left_ns = until_ns - now_ns
+        early_ns = min(int(self._lateness.ns), EARLY_NS)
+        left_ns = until_ns - now_ns - early_ns
         for place in self._flying:
-            left_ns = min(left_ns, self._due_ns(place, now_ns) - now_ns)
+            left_ns = min(left_ns, self._due_ns(place, now_ns, early_ns) - now_ns)
         if left_ns < MIN_NAP_NS:
             return False
         if left_ns > LONG_NAP_NS:
             self._sleep(left_ns)
             return True
         time.sleep(left_ns * 1e-9)
-        late_ns = max(0, time.perf_counter_ns() - now_ns - left_ns)
-        # One long interruption must not end all napping.
-        self._wake_ns += 0.1 * (min(late_ns, 4 * self._wake_ns) - self._wake_ns)
+        self._lateness.seen(time.perf_counter_ns() - now_ns - left_ns)
         return True
 
-    def _due_ns(self, place: _Place, now_ns: int) -> int:
+    def _due_ns(self, place: _Place, now_ns: int, early_ns: int) -> int:
         """When a nap for a replay should end. Asks the driver about one that is much too late."""
         if now_ns <= place.patience_ns:
-            early_ns = 0.0 if self.may_oversleep else self._wake_ns + SLACK * (place.due_ns - place.launched_ns)
-            return place.due_ns - int(early_ns)
+            if self.may_oversleep:
+                return place.due_ns
+            return place.due_ns - early_ns - int(SLACK * (place.due_ns - place.launched_ns))
         try:
             place.context.alive()
             if now_ns - place.launched_ns > TIMEOUT_NS:
@@ -207,10 +212,7 @@ class LocalLink:
             fd = self._wake_fd
             if self._launched or self._is_interrupted or fd < 0:
                 return
-            # `select.select` takes no descriptor over 1023, and a caller may have as many open.
-            news = select.poll()
-            news.register(fd, select.POLLIN)
-            news.poll(min(left_ns * 1e-6, 60e3))
+            wait_readable(fd, min(left_ns * 1e-9, 60.0))
         finally:
             self._is_asleep = False
         with self._guard, contextlib.suppress(BlockingIOError):

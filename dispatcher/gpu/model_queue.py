@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dispatcher.gpu.group import Group
 from dispatcher.gpu.link import Slot
+from dispatcher.gpu.reserved_text import Lease
 from dispatcher.policy import GpuLoad
 
 GAP_STEP = 0.1
@@ -30,6 +31,8 @@ class Batch:
     """The document that has it alone."""
     launched_ns: int = 0
     stage_cpu_ns: int = 0
+    lease: Lease | None = None
+    """Of a slot that its text was written to from outside."""
 
     @property
     def normal_form(self) -> bool:
@@ -47,6 +50,39 @@ class Alone:
     end: int
     number: int | None = None
     """Which piece it is; None = the whole document."""
+
+
+@dataclass(slots=True)
+class Taken:
+    """What a batch is made of, while it is put together."""
+
+    shares: list[tuple[Group, Sequence[int] | None]] = field(default_factory=list)
+    n_bytes: int = 0
+    n_documents: int = 0
+    count_only: bool = True
+
+    def add(self, group: Group, numbers: Sequence[int] | None, n_bytes: int, n_documents: int) -> None:
+        """Take some documents of a group; None = all."""
+        self.shares.append((group, numbers))
+        self.n_bytes += n_bytes
+        self.n_documents += n_documents
+        self.count_only = self.count_only and group.count_only
+        group.waiting_bytes -= n_bytes
+        group.n_waiting -= n_documents
+
+
+def part_of(group: Group, room: int, capacity: int, n_room: int) -> tuple[Sequence[int], int]:
+    """As many of the documents that a group has left as fit, and their bytes; one at least if the slot holds it."""
+    if group.order is None:
+        group.order = range(len(group.lengths))
+    left: Sequence[int] = group.order[group.next : group.next + n_room]
+    n_bytes = 0
+    for n_taken, document in enumerate(left):
+        length = group.lengths[document]
+        if n_bytes + length > room and (n_taken or length > capacity):
+            return left[:n_taken], n_bytes
+        n_bytes += length
+    return left, n_bytes
 
 
 class ModelQueue:
@@ -91,10 +127,13 @@ class ModelQueue:
             at -= 1
         return at
 
-    def note_gap(self, batch: Batch) -> None:
+    def note_gap(self, now_ns: int, n_documents: int) -> None:
         """A shared replay is launched: learn how often documents come."""
-        elapsed_ns, self._launched_ns = batch.launched_ns - self._launched_ns, batch.launched_ns
-        self.gap_ns += GAP_STEP * (min(elapsed_ns, LONGEST_GAP_NS) / batch.n_documents - self.gap_ns)
+        elapsed_ns = now_ns - self._launched_ns
+        self._launched_ns = now_ns
+        if elapsed_ns > LONGEST_GAP_NS:
+            elapsed_ns = LONGEST_GAP_NS
+        self.gap_ns += GAP_STEP * (elapsed_ns / n_documents - self.gap_ns)
 
     def take_slot(self, n_bytes: int, n_documents: int) -> Slot | None:
         """A free slot of the smallest class that holds so much."""
@@ -104,6 +143,22 @@ class ModelQueue:
                 if n_bytes <= size.capacity and n_documents <= size.max_documents:
                     return free.pop()
         return None
+
+    def hold(self, slot: Slot) -> bool:
+        """Whether a slot may be kept from replays: only if another one of its size or more is left for them."""
+        at = self.class_of[slot.number]
+        if sum(self.n_slots[at:]) - sum(self.n_held[at:]) < 2:
+            return False
+        self.n_held[at] += 1
+        return True
+
+    def lease(self, n_bytes: int) -> Slot | None:
+        """A free slot for a text that is written to it from outside; it is held."""
+        slot = self.take_slot(n_bytes, 1)
+        if slot is not None and not self.hold(slot):
+            self.free[self.class_of[slot.number]].append(slot)
+            return None
+        return slot
 
     def close(self) -> None:
         """The engine is gone: nothing is launched any more. Lets go of the slots, whose memory is large, at once."""

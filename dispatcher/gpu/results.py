@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -32,6 +32,9 @@ class Reader:
     def read(self, batch: Batch, completion: Completion) -> list[Group]:
         """Hand results to the groups of a batch; the groups that are complete now."""
         n_documents = batch.n_documents
+        is_whole = n_documents == 1 and batch.piece is None and batch.shares[0][1] is None
+        if is_whole and not completion.needs_cpu and completion.n_tokens << 2 < self._hold_from:
+            return self._read_one(batch, completion)
         first_tokens: list[int] = completion.slot.document_tokens[: n_documents + 1].tolist()
         counts = [end - begin for begin, end in pairwise(first_tokens)]
         ids, holds = self._ids(batch, completion, first_tokens, counts)
@@ -39,9 +42,19 @@ class Reader:
             finished = _give_piece(batch.piece, ids[0], counts[0], completion.needs_cpu.get(0))
         else:
             finished = _give_shares(batch.shares, ids, counts, completion.needs_cpu)
-        if holds is None:
+        if holds is None and batch.lease is None:
             self._let_go(batch.queue, batch.slot, False)
         return finished
+
+    def _read_one(self, batch: Batch, completion: Completion) -> list[Group]:
+        """The same for a group of one short document that was answered."""
+        group, n_tokens = batch.shares[0][0], completion.n_tokens
+        group.n_tokens = [n_tokens]
+        if not batch.count_only:
+            group.ids = [completion.slot.ids[:n_tokens].tobytes()]
+        group.n_left = 0
+        self._let_go(batch.queue, batch.slot, False)
+        return [group]
 
     def _ids(
         self, batch: Batch, completion: Completion, first_tokens: list[int], counts: list[int]
@@ -50,6 +63,9 @@ class Reader:
         slot = completion.slot
         if batch.count_only:
             return [None] * batch.n_documents, None
+        if (lease := batch.lease) is not None and completion.n_tokens << 2 >= self._hold_from:
+            self.n_views += 1
+            return [held_ids(slot.ids[: completion.n_tokens], lease.hold())], None
         if completion.n_tokens << 2 >= self._hold_from and (views := self._views_of(batch, completion, counts)):
             # Not the batch: its groups refer to the views, and the views would never be let go.
             holds = Holds(len(views), partial(self._let_go, batch.queue, slot, True))
@@ -79,7 +95,7 @@ def _give_shares(
     shares: list[tuple[Group, Sequence[int] | None]],
     ids: Sequence[Ids | None],
     counts: list[int],
-    needs_cpu: dict[int, str],
+    needs_cpu: Mapping[int, str],
 ) -> list[Group]:
     finished: list[Group] = []
     first = 0

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from dispatcher.failures import where
+from dispatcher.gpu.account import Clocks, OnReplay
 from dispatcher.gpu.batch import RouteLimits
 from dispatcher.gpu.group import ENGINE_LOST, NOT_READY, Group, answer
-from dispatcher.gpu.incarnation import Clocks, Incarnation
+from dispatcher.gpu.incarnation import Incarnation
 from dispatcher.gpu.link import EngineLink
 from dispatcher.gpu.model_queue import ModelQueue
-from dispatcher.gpu.replay import Replay
+from dispatcher.gpu.reserved_text import Lease, ReservedText
 from dispatcher.gpu.route_tally import RouteSnapshot, RouteTally
 from dispatcher.policy import GpuLoad
 from gpu_core.encoder import NO_CUT
@@ -32,7 +32,7 @@ class GpuRoute:
         self,
         cuts: Mapping[str, Cuts],
         limits: RouteLimits | None = None,
-        on_replay: Callable[[Replay], Any] = lambda replay: None,
+        on_replay: OnReplay = lambda replay: None,
         clock: Callable[[], int] = time.monotonic_ns,
         cpu_clock: Callable[[], int] = time.thread_time_ns,
     ) -> None:
@@ -61,11 +61,29 @@ class GpuRoute:
     def load(self, model_key: str) -> GpuLoad:
         """The queue of a model, live until the engine is lost; one that is not ready when nothing serves it."""
         incarnation = self._incarnation
-        queue = None if incarnation is None else incarnation.queue_of(model_key)
-        if incarnation is None or queue is None:
+        if incarnation is None:
             return _NO_LOAD
-        queue.load.ready = not incarnation.over and incarnation.link.ready
-        return queue.load
+        queue = incarnation.former.queues.get(model_key) or incarnation.queue_of(model_key)
+        if queue is None:
+            return _NO_LOAD
+        load = queue.load
+        load.ready = not incarnation.over and incarnation.link.ready
+        return load
+
+    def reserve(self, model_key: str, n_bytes: int) -> ReservedText | None:
+        """Memory of a slot for a text that gets a replay of its own; None when none can be spared, and for short ones.
+
+        A group of nothing but this text, or of its beginning, is replayed there, once. Never waits for the engine.
+        """
+        incarnation = self._incarnation
+        queue = None if incarnation is None or not incarnation.link.ready else incarnation.queue_of(model_key)
+        if incarnation is None or queue is None or n_bytes <= queue.load.alone_over_bytes:
+            return None
+        found = incarnation.reserve(queue, n_bytes)
+        if found is None:
+            return None
+        slot, give_back = found
+        return ReservedText(slot.text[:n_bytes], Lease(self, queue, slot, give_back))
 
     def submit(self, group: Group) -> None:
         """Queue a group and launch what can be launched; never waits. One of its callbacks will be called, once."""
@@ -75,7 +93,7 @@ class GpuRoute:
         incarnation = self._incarnation
         queue = None
         if incarnation is not None and incarnation.link.ready:
-            queue = incarnation.queue_of(group.model_key)
+            queue = incarnation.former.queues.get(group.model_key) or incarnation.queue_of(group.model_key)
         if incarnation is None or queue is None:
             group.settled = True
             self._tally.fell_back(NOT_READY)

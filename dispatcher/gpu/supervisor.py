@@ -29,7 +29,8 @@ from dispatcher.gpu.messages import Fault, Hello, Loaded, Refused, Report
 from dispatcher.gpu.options import GpuRouteOptions
 from dispatcher.gpu.process_link import ENDED, DeviceFacts, ProcessLink
 from dispatcher.gpu.restarts import Restarts
-from dispatcher.gpu.table_builder import TableBuilders, read_tables
+from dispatcher.gpu.table_builder import read_tables
+from dispatcher.gpu.wanted import WantedTokenizers
 from gpu_core.tables import Tables
 
 log = logging.getLogger("sidetok.gpu")
@@ -87,14 +88,12 @@ class Supervisor:
         self._on_tables = on_tables
         self._uniform = uniform
         self._engines: dict[int, _Engine] = {}
-        self._wanted: set[str] = set()
         self._tables: dict[str, int] = {}
         """Descriptors of the tables of the tokenizers that every engine gets."""
-        self._unserved: dict[str, str] = {}
         self._orders: deque[tuple[str, int]] = deque()
         """(key, descriptor of its tables) to add, (key, -1) to remove."""
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._builders = TableBuilders(cache_dir, self._built, self._build_failed)
+        self._wanted = WantedTokenizers(cache_dir, self._order)
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="sidetok-gpus", daemon=True)
         self.reason = no_engines(options)
@@ -115,22 +114,18 @@ class Supervisor:
 
     def add(self, key: str, data: bytes) -> None:
         """Let every engine serve a tokenizer.json; `key` is its digest. Takes a second or more, elsewhere."""
-        self._unserved.pop(key, None)
-        if not self.reason and key not in self._wanted:
-            self._wanted.add(key)
-            self._builders.submit(key, data)
+        if not self.reason:
+            self._wanted.add(key, data)
 
     def remove(self, key: str) -> None:
         """Let no engine serve it any more."""
-        self._wanted.discard(key)
-        self._unserved.pop(key, None)
-        self._order(key, -1)
+        self._wanted.remove(key)
 
     def unserved(self, key: str) -> str:
         """Why no engine serves a tokenizer that was added; empty if one does or may soon."""
         links = [engine.link for engine in self._engines.copy().values() if engine.link is not None]
         refusals = [link.refused.get(key, "") for link in links]
-        return self.reason or self._unserved.get(key, "") or (refusals[0] if refusals and all(refusals) else "")
+        return self.reason or self._wanted.why_not(key) or (refusals[0] if refusals and all(refusals) else "")
 
     def statuses(self) -> tuple[EngineStatus, ...]:
         """Of every engine, by GPU."""
@@ -138,7 +133,7 @@ class Supervisor:
 
     def close(self) -> None:
         """End all engines and the thread. May be called again."""
-        self._builders.close()
+        self._wanted.close()
         self._closing = True
         self._wake()
         if self._thread.is_alive():
@@ -149,22 +144,6 @@ class Supervisor:
     def _add_engine(self, gpu: int) -> None:
         restarts = Restarts(self._options.gpu_restart_min_s, self._options.gpu_restart_max_s, self._uniform)
         self._engines[gpu] = _Engine(gpu, restarts)
-
-    def _built(self, key: str, fd: int, reason: str) -> None:
-        if reason:
-            self._unserved[key] = reason
-            self._wanted.discard(key)
-            log.info("tokenizer %.12s is not served by GPUs: %s", key, reason)
-        else:
-            self._unserved.pop(key, None)
-            self._order(key, fd)
-
-    def _build_failed(self, key: str, reason: str, pause_s: float) -> bool:
-        if key not in self._wanted:
-            return False
-        self._unserved[key] = reason
-        log.warning("tables of tokenizer %.12s are built again in %.1f s: %s", key, pause_s, reason)
-        return True
 
     def _order(self, key: str, fd: int) -> None:
         self._orders.append((key, fd))

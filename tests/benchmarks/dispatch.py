@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from dispatcher.gpu.options import LOCAL, PROCESS
+from dispatcher.policy import CPU
 from tests.benchmarks.dispatch_drills import LONG_RATES, Bench, huge_among_small, kill_one, long_documents
 from tests.benchmarks.dispatch_gigatoken import GigatokenTarget
 from tests.benchmarks.dispatch_load import Load
@@ -111,7 +112,8 @@ def _rows(
     if part == "policies":
         yield from _policies(plan, bench, targets)
     elif part == "long":
-        yield from long_documents(bench, targets, plan.long_rates, plan.long_seconds)
+        reserving = [service.target(policy, receives=True) for policy in plan.policies if policy != CPU]
+        yield from long_documents(bench, [*reserving, *targets], plan.long_rates, plan.long_seconds)
     elif part == "huge":
         yield from huge_among_small(bench, targets[0])
     else:

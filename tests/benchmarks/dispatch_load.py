@@ -170,6 +170,14 @@ class Driving(Protocol):
         """Let it work until something is done, or for so long; the CPU time in ns of what was only a wait."""
 
 
+@runtime_checkable
+class Receiving(Protocol):
+    """A target that says where a long document is received."""
+
+    def receive(self, document: bytes) -> bytes:
+        """The document, written to memory of the target."""
+
+
 def rest_of(target: object) -> Callable[[float], object]:
     """How to pass time with a target."""
     return target.rest if isinstance(target, Driving) else time.sleep
@@ -205,6 +213,7 @@ class Generator(threading.Thread):
         self._long = iter([place for place, document in enumerate(documents) if len(document) > LONG_BYTES])
         self._next_long = next(self._long, len(documents))
         self._warmed = -1
+        self._received: bytes = b""
 
     def run(self) -> None:
         """See `threading.Thread`."""
@@ -220,7 +229,7 @@ class Generator(threading.Thread):
 
     def _offer(self, due: list[int]) -> None:
         """To a target with threads of its own: sleep in between."""
-        offered, documents, submit, record = self.offered, self._documents, self._target.submit, self._record
+        offered, submit, record = self.offered, self._target.submit, self._record
         sent_ns = offered.sent_ns
         clock, cpu_clock, sleep = time.perf_counter_ns, time.thread_time_ns, time.sleep
         n, position, inside_ns, begin_ns = len(due), 0, 0, cpu_clock()
@@ -231,9 +240,10 @@ class Generator(threading.Thread):
                     sleep((due[position] - now_ns) * 1e-9)
                 continue
             end = self._end_of(due, position, now_ns)
+            group = self._group(position, end)
             sent_ns[position:end] = now_ns
             before_ns = cpu_clock()
-            submit(position, documents[position:end], record)
+            submit(position, group, record)
             inside_ns += cpu_clock() - before_ns
             offered.n_groups += 1
             position = end
@@ -246,17 +256,20 @@ class Generator(threading.Thread):
         What the generator does itself never waits, so it is timed by the wall clock: looks at the CPU clock are system
         calls, and would cost as much. Interruptions do not count as its own.
         """
-        offered, documents, submit, record = self.offered, self._documents, self._target.submit, self._record
+        offered, submit, record = self.offered, self._target.submit, self._record
         sent_ns, rest, clock = offered.sent_ns, target.rest, time.perf_counter_ns
         n, position, own_ns, begin_ns = len(due), 0, 0, time.thread_time_ns()
         while position < n:
             now_ns = clock()
             if due[position] > now_ns:
-                if not self._warm(position):
+                before_ns = time.thread_time_ns() if position == self._next_long else 0
+                if self._warm(position):
+                    own_ns += time.thread_time_ns() - before_ns
+                else:
                     own_ns += rest((due[position] - now_ns) * 1e-9)
                 continue
             end = self._end_of(due, position, now_ns)
-            group = documents[position:end]
+            group = self._group(position, end)
             sent_ns[position:end] = now_ns
             own_ns += min(clock() - now_ns, OWN_AT_MOST_NS)
             submit(position, group, record)
@@ -272,8 +285,24 @@ class Generator(threading.Thread):
         if self._next_long != position or self._warmed == position:
             return False
         self._warmed = position
-        np.frombuffer(self._documents[position], dtype=np.uint8).max()
+        if isinstance(self._target, Receiving):
+            self._received = self._target.receive(self._documents[position])
+        else:
+            np.frombuffer(self._documents[position], dtype=np.uint8).max()
         return True
+
+    def _group(self, position: int, end: int) -> Sequence[bytes]:
+        """Documents that are due, wherever they were received."""
+        if (
+            end > position + 1
+            or len(self._documents[position]) <= LONG_BYTES
+            or not isinstance(self._target, Receiving)
+        ):
+            return self._documents[position:end]
+        received, self._received = self._received, b""
+        if self._warmed != position:
+            received = self._target.receive(self._documents[position])
+        return (received,)
 
     def _end_of(self, due: list[int], position: int, now_ns: int) -> int:
         """Behind the last document that is due and goes into the same group."""

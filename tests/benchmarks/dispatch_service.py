@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from dispatcher.costs import KINDS, CostKey
 from dispatcher.dispatcher import Dispatcher
@@ -77,9 +78,11 @@ class DispatcherService:
             if is_real:
                 self._await_calibration()
 
-    def target(self, policy: str) -> DispatcherTarget:
-        """The service with a policy."""
+    def target(self, policy: str, receives: bool = False) -> DispatcherTarget:
+        """The service with a policy. `receives`: long documents are received in memory that is reserved for them."""
         driver = self.gpus.driver
+        if receives:
+            return ReservingTarget(self, policy) if driver is None else DrivenReservingTarget(self, policy, driver)
         return DispatcherTarget(self, policy) if driver is None else DrivenTarget(self, policy, driver)
 
     def rest(self, seconds: float) -> bool:
@@ -149,9 +152,7 @@ class DispatcherTarget:
         """See `CountingTarget`. Documents by route as the answers say it, the rest as the GPU routes count it."""
         routes = self._service.gpus.snapshots()
         counters: dict[str, float] = {f"{route}_documents": sum(n) for route, n in self._by_route.items()}
-        counters |= dict.fromkeys(
-            ("replays", "replay_ns", "replayed", "stage_ns", "deliver_ns", "engine_ns", "views"), 0
-        )
+        counters |= dict.fromkeys(_COUNTED, 0)
         for gpu, route in routes.items():
             replays = sum(row.times.n for row in route.replays.values())
             counters["replays"] += replays
@@ -195,6 +196,28 @@ class DrivenTarget(DispatcherTarget):
             return 0
         begin_ns = time.thread_time_ns()
         return 0 if driver.rest(seconds) else time.thread_time_ns() - begin_ns
+
+
+class ReservingTarget(DispatcherTarget):
+    """See `Receiving`."""
+
+    def __init__(self, service: DispatcherService, policy: str) -> None:
+        super().__init__(service, policy)
+        self.name = f"{policy}, reserved"
+
+    def receive(self, document: bytes) -> Any:
+        """See `Receiving.receive`."""
+        text = self._service.dispatcher.reserve(self._service.tokenizer, len(document))
+        text.data[:] = document
+        return text
+
+
+class DrivenReservingTarget(DrivenTarget, ReservingTarget):
+    """See `Driving` and `Receiving`."""
+
+    def __init__(self, service: DispatcherService, policy: str, driver: RouteDriver) -> None:
+        super().__init__(service, policy, driver)
+        self.name = f"{policy}, reserved"
 
 
 _COUNTED = ("replays", "replay_ns", "replayed", "stage_ns", "deliver_ns", "engine_ns", "views")

@@ -72,7 +72,9 @@ class Rig:
         self.route.attach(self.engine)
         return self.engine
 
-    def group(self, *documents: bytes, model: str = MODEL, count_only: bool = False, deadline_ns: int = 0) -> Group:
+    def group(
+        self, *documents: bytes | memoryview, model: str = MODEL, count_only: bool = False, deadline_ns: int = 0
+    ) -> Group:
         """A group whose end is noted."""
         return Group(model, documents, self._on_done, self._on_fallback, count_only=count_only, deadline_ns=deadline_ns)
 
@@ -101,7 +103,7 @@ class Rig:
         self.fallen.append((group, reason))
 
 
-def packed(document: bytes) -> bytes:
+def packed(document: bytes | memoryview) -> bytes:
     """The ids that the scripted engine gives a document."""
     return np.frombuffer(document, np.uint8).astype("<u4").tobytes()
 

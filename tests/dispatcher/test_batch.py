@@ -305,13 +305,13 @@ def test_results_may_stay_while_a_slot_is_left() -> None:
     small, large = (desk.queue.take_slot(n, 1) for n in (1, 500))
     assert small is not None
     assert large is not None
-    assert desk.former.hold(desk.queue, large)
+    assert desk.queue.hold(large)
     other = desk.queue.take_slot(500, 1)
     assert other is not None
-    assert not desk.former.hold(desk.queue, other)
-    assert desk.former.hold(desk.queue, small)
+    assert not desk.queue.hold(other)
+    assert desk.queue.hold(small)
     desk.former.unhold(desk.queue, large)
-    assert desk.former.hold(desk.queue, other)
+    assert desk.queue.hold(other)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -28,10 +28,10 @@ def test_a_batch_of_no_bytes_is_counted() -> None:
 def test_a_snapshot_is_a_copy() -> None:
     """What is counted later does not change it."""
     tally = RouteTally()
-    tally.completed(ClassKey(MODEL, 4096), 10, 1, 1_000, 5)
+    tally.completed(MODEL, 4096, 10, 1, 1_000, 5)
     before = tally.snapshot(True, 1, 2, 3, 4)
-    tally.completed(ClassKey(MODEL, 4096), 10, 1, 1_000, 5)
-    tally.batch_bytes.observe(10)
+    tally.completed(MODEL, 4096, 10, 1, 1_000, 5)
+    tally.launched.append((1, 10))
     tally.fell_back("no slot")
     assert before.replays[ClassKey(MODEL, 4096)].times.n == 1
     assert (before.batch_bytes.sum, before.fallbacks, before.engine_cpu_ns) == (0, {}, 5)

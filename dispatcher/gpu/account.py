@@ -1,0 +1,103 @@
+"""What the replays of one engine took: measured where it costs little, noted for metrics, told to observed costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from dispatcher.gpu.link import Completion
+from dispatcher.gpu.model_queue import Batch
+from dispatcher.gpu.replay import Replay
+from dispatcher.gpu.route_tally import RouteTally
+
+MEASURED = 4
+"""CPU time is read in one of so many turns and launches, and taken to be the same in the others: each look at the clock
+is a system call."""
+MEASURED_BYTES = 1 << 16
+"""But for launches of more text, whose copy takes longer than all else."""
+
+OnReplay = Callable[[Replay], int | None]
+"""Told of replays on the route's thread; until when others of this kind and size say nothing new, on the clock of the
+route, or nothing."""
+
+
+class Clocks(NamedTuple):
+    """Wall time, and the CPU time of the calling thread, in nanoseconds."""
+
+    wall: Callable[[], int]
+    cpu: Callable[[], int]
+
+
+class Account:
+    """Of one engine. Launches come under the route's lock, all else from the thread that takes turns."""
+
+    __slots__ = (
+        "_clocks",
+        "_hand_out_ns",
+        "_n_launches",
+        "_on_replay",
+        "_quiet_ns",
+        "_stage_ns",
+        "_tally",
+        "_turn_ns",
+        "n_turns",
+    )
+
+    def __init__(self, clocks: Clocks, tally: RouteTally, on_replay: OnReplay) -> None:
+        self._clocks, self._tally, self._on_replay = clocks, tally, on_replay
+        self.n_turns = 0
+        """Turns that handed something out."""
+        self._n_launches = 0
+        self._turn_ns = self._hand_out_ns = self._stage_ns = 0
+        """CPU time at the beginning of the turn, of handing out a replay, and of launching one outside of a turn, as
+        measured last."""
+        self._quiet_ns: dict[tuple[str, str, int, int], int] = {}
+
+    def begin_turn(self, has_waited: bool) -> None:
+        """A turn begins; `has_waited`: its wait was somebody else's work."""
+        if not self._turn_ns or (has_waited and not self.n_turns % MEASURED):
+            self._turn_ns = self._clocks.cpu()
+
+    def begin_launch(self, batch: Batch) -> int:
+        """A launch outside of a turn, which counts what it launches itself; what `end_launch` wants to know, or 0."""
+        self._n_launches += 1
+        if not self._n_launches % MEASURED or batch.n_bytes > MEASURED_BYTES or not self._stage_ns:
+            return self._clocks.cpu()
+        batch.stage_cpu_ns = self._stage_ns
+        return 0
+
+    def end_launch(self, batch: Batch, begin_ns: int) -> None:
+        """It was launched."""
+        spent_ns = self._clocks.cpu() - begin_ns
+        batch.stage_cpu_ns += spent_ns
+        if batch.n_bytes <= MEASURED_BYTES:
+            self._stage_ns = spent_ns
+
+    def ended(self, replays: Sequence[tuple[Batch, Completion]], now_ns: int) -> None:
+        """The results of replays were read by `now_ns`."""
+        if not self.n_turns % MEASURED:
+            self._hand_out_ns = (self._clocks.cpu() - self._turn_ns) // len(replays)
+        each_ns = self._hand_out_ns
+        tally = self._tally
+        for batch, completion in replays:
+            n_bytes, n_documents, engine_ns = batch.n_bytes, batch.n_documents, completion.engine_cpu_ns
+            key, stage_ns, replay_ns = batch.queue.key, batch.stage_cpu_ns, completion.replay_ns
+            capacity = batch.slot.size.capacity
+            tally.completed(key, capacity, n_bytes, n_documents, replay_ns, engine_ns, stage_ns, each_ns)
+            if completion.needs_cpu:
+                tally.needs_cpu.update(completion.needs_cpu.values())
+            kind = (batch.shares[0][0] if batch.piece is None else batch.piece.group).kind
+            # The size classes of costs, of the replay and of its documents.
+            quiet = (key, kind, n_bytes.bit_length() >> 1, (n_bytes // n_documents).bit_length() >> 1)
+            if self._quiet_ns.get(quiet, 0) > now_ns and not completion.needs_cpu:
+                continue
+            took_ns, cpu_ns = now_ns - batch.launched_ns, stage_ns + each_ns + engine_ns
+            n_unanswered = len(completion.needs_cpu)
+            replay = Replay(key, kind, n_bytes, n_documents, took_ns, cpu_ns, n_unanswered, replay_ns)
+            self._quiet_ns[quiet] = self._on_replay(replay) or 0
+
+    def end_turn(self) -> None:
+        """What was handed out has been taken."""
+        self.n_turns += 1
+        if not self.n_turns % MEASURED:
+            self._turn_ns = self._clocks.cpu()
