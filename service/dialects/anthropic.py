@@ -247,5 +247,7 @@ def _result_text(block: Block) -> str:
 
 
 def _tool(tool: AnthropicTool) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    # As vLLM completes it.
+    schema = tool.input_schema if "type" in tool.input_schema else {**tool.input_schema, "type": "object"}
+    function = {"name": tool.name, "description": tool.description, "parameters": schema}
     return {"type": "function", "function": {**function, "defer_loading": tool.defer_loading}}

@@ -25,6 +25,8 @@ from service.errors import InvalidBody, InvalidField, status_of
 
 UNFINISHED = ("in_progress", "incomplete")
 """States of an assistant's message that is to be continued."""
+JSON_FORMATS = ("json_object", "json_schema")
+"""Of an answer's text, where its form is the engine's business."""
 
 
 class Responses(Lenient):
@@ -123,8 +125,8 @@ def _chat(form: Responses) -> ChatCompletion:
         fields["truncate_prompt_tokens"] = -1
     if "message.output_text.logprobs" in (form.include or ()):
         fields |= {"logprobs": True, "top_logprobs": form.top_logprobs}
-    if isinstance(wanted := (form.text or {}).get("format"), dict) and wanted.get("type") == "json_schema":
-        fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": wanted.get("schema")}}
+    if isinstance(wanted := (form.text or {}).get("format"), dict) and wanted.get("type") in JSON_FORMATS:
+        fields["response_format"] = {"type": wanted["type"], "json_schema": {"schema": wanted.get("schema")}}
     return chat_completion(fields)
 
 

@@ -209,6 +209,8 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ids(values: Any) -> Ids:
+    if isinstance(values, list) and float in map(type, values):
+        values = [int(value) if type(value) is float and value.is_integer() else value for value in values]
     if not isinstance(values, list) or not {int, bool}.issuperset(map(type, values)):
         raise Mistakes([{"type": "prompt_type", "loc": ("body", "prompt"), "msg": PROMPT_FORMS, "input": values}])
     ids = packed_ids(values)
@@ -251,7 +253,7 @@ def _tail(form: Generation) -> bytes:
     """The fields of an answer that are the request's own, or never set here."""
     fields = {
         "model": form.model,
-        "reasoning_ended": None,
+        "reasoning_ended": None if getattr(form, "include_reasoning", True) else True,
         "reasoning_parser_kwargs": None,
         "return_token_ids": None,
         "output_mode": "tokens",

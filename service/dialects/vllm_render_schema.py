@@ -81,6 +81,11 @@ class Generation(Lenient):
         """How many log probabilities each id of the output gets."""
         return None
 
+    @property
+    def n_echoed_logprobs(self) -> int | None:
+        """How many each id of the prompt gets when it is echoed."""
+        return self.n_logprobs
+
 
 class TextCompletion(Generation):
     """`/v1/completions`, without its prompt."""
@@ -115,6 +120,7 @@ class ChatCompletion(Generation):
     max_completion_tokens: int | None = None
     logprobs: bool | None = False
     top_logprobs: int | None = 0
+    include_reasoning: bool = True
 
     @property
     def max_output(self) -> tuple[str, int | None]:
@@ -127,6 +133,11 @@ class ChatCompletion(Generation):
     def n_logprobs(self) -> int | None:
         """See `Generation`."""
         return self.top_logprobs if self.logprobs else None
+
+    @property
+    def n_echoed_logprobs(self) -> int | None:
+        """See `Generation`."""
+        return self.top_logprobs
 
 
 class LargeChatCompletion(ChatCompletion):

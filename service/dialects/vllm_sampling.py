@@ -1,7 +1,7 @@
 """Sampling parameters as vLLM's render API answers them: its names, its defaults, its order, its checks.
 
 A parameter that has its default is left out, except the six that are real numbers, the lists, and what the answer
-always sets. Source: `vllm/sampling_params.py` and recorded answers of 0.32.
+always sets; greedy sampling leaves out two of the six. Source: `vllm/sampling_params.py` and recorded answers of 0.32.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from dispatcher.errors import InvalidOption
 from service.dialects.vllm_errors import invalid_field
 from service.dialects.vllm_render_schema import ChatCompletion, Generation, TextCompletion
-from service.errors import InvalidField
 
 LEAST_TEMPERATURE = 0.01
 """A temperature between 0 and this is raised to it."""
@@ -26,7 +26,7 @@ NEUTRAL_FIELDS = {
     "model", "messages", "tools", "tool_choice", "reasoning_effort", "documents", "add_generation_prompt",
     "continue_final_message", "add_special_tokens", "chat_template", "chat_template_kwargs", "stream", "stream_options",
     "truncate_prompt_tokens", "truncation_side", "return_token_offsets", "cache_salt", "priority", "max_tokens",
-    "max_completion_tokens", "use_beam_search",
+    "max_completion_tokens", "use_beam_search", "include_reasoning",
 }  # fmt: skip
 """Fields that change no parameter but `output_kind` and `max_tokens`."""
 SAMPLING_FIELDS = frozenset(ChatCompletion.model_fields.keys() | TextCompletion.model_fields.keys()) - NEUTRAL_FIELDS
@@ -46,7 +46,8 @@ _DEFAULTS = {
 def sampling_params(form: Generation, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters that a form asks for; `max_tokens` is set once the length of the prompt is known.
 
-    `defaults` are the model's own (its generation_config.json). Raises `InvalidField`.
+    `defaults` are the model's own (its generation_config.json). Raises `InvalidField`, or `InvalidOption` where vLLM
+    names no field.
     """
     _, max_tokens = form.max_output
     if max_tokens is not None and max_tokens < 1:
@@ -68,15 +69,16 @@ def _params(form: Generation, defaults: Mapping[str, Any]) -> dict[str, Any]:
     _check_main(main, n)
     if 0 < main["temperature"] < LEAST_TEMPERATURE:
         main["temperature"] = LEAST_TEMPERATURE
-    if main["temperature"] < GREEDY_BELOW:
+    is_greedy = main["temperature"] < GREEDY_BELOW
+    if is_greedy:
+        main["top_k"] = 0
         if n > 1:
-            raise InvalidField(f"n must be 1 when using greedy sampling, got {n}.", "n")
-        main |= {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+            raise InvalidOption(f"n must be 1 when using greedy sampling, got {n}.")
     stop = _stop(form)
     _check_rest(form)
     n_prompt_logprobs = form.prompt_logprobs
     if n_prompt_logprobs is None and form.echo:
-        n_prompt_logprobs = form.n_logprobs
+        n_prompt_logprobs = form.n_echoed_logprobs
     longest = max(map(len, stop), default=1) - 1
     params: dict[str, Any] = {
         "n": _unless(n, 1),
@@ -85,9 +87,9 @@ def _params(form: Generation, defaults: Mapping[str, Any]) -> dict[str, Any]:
         "repetition_penalty": float(main["repetition_penalty"]),
         "temperature": float(main["temperature"]),
         "watermarking": form.watermarking,
-        "top_p": float(main["top_p"]),
+        "top_p": None if is_greedy else float(main["top_p"]),
         "top_k": _unless(main["top_k"], 0),
-        "min_p": float(main["min_p"]),
+        "min_p": None if is_greedy else float(main["min_p"]),
         "seed": _unless(form.seed, -1),
         "stop": stop,
         "stop_token_ids": list(dict.fromkeys(form.stop_token_ids or ())),
@@ -128,43 +130,45 @@ def _unless(value: Any, default: Any) -> Any:
 def _stop(form: Generation) -> list[str]:
     stop = [form.stop] if isinstance(form.stop, str) else form.stop or []
     if not all(stop):
-        raise InvalidField("stop cannot contain an empty string.", "stop")
+        raise InvalidOption("stop cannot contain an empty string.")
     return stop
 
 
 def _check_main(main: Mapping[str, Any], n: int) -> None:
     if n < 1:
-        raise invalid_field(f"n must be at least 1, got {n}.", "n", n)
+        raise InvalidOption(f"n must be at least 1, got {n}.")
     for name in ("presence_penalty", "frequency_penalty"):
         if not -2.0 <= main[name] <= 2.0:
-            raise InvalidField(f"{name} must be in [-2, 2], got {main[name]}.", name)
+            raise InvalidOption(f"{name} must be in [-2, 2], got {main[name]}.")
     penalty, temperature, top_p, top_k, min_p = (
         main[name] for name in ("repetition_penalty", "temperature", "top_p", "top_k", "min_p")
     )
     if not (math.isfinite(penalty) and penalty > 0.0):
-        raise InvalidField(f"repetition_penalty must be greater than zero, got {penalty}.", "repetition_penalty")
+        raise InvalidOption(f"repetition_penalty must be greater than zero, got {penalty}.")
+    if temperature < 0.0:
+        raise invalid_field(f"temperature must be non-negative, got {temperature}.", "temperature", temperature)
     if not 0.0 <= temperature <= 2.0:
         raise invalid_field(f"temperature must be in [0, 2], got {temperature}.", "temperature", temperature)
     if not 0.0 < top_p <= 1.0:
         raise invalid_field(f"top_p must be in (0, 1], got {top_p}.", "top_p", top_p)
     if top_k < -1:
-        raise InvalidField(f"top_k must be 0 (disable), or at least 1, got {top_k}.", "top_k")
+        raise InvalidOption(f"top_k must be 0 (disable), or at least 1, got {top_k}.")
     if not 0.0 <= min_p <= 1.0:
-        raise InvalidField(f"min_p must be in [0, 1], got {min_p}.", "min_p")
+        raise InvalidOption(f"min_p must be in [0, 1], got {min_p}.")
 
 
 def _check_rest(form: Generation) -> None:
     _, max_tokens = form.max_output
     if form.min_tokens < 0:
-        raise InvalidField(f"min_tokens must be greater than or equal to 0, got {form.min_tokens}.", "min_tokens")
+        raise InvalidOption(f"min_tokens must be greater than or equal to 0, got {form.min_tokens}.")
     if max_tokens is not None and form.min_tokens > max_tokens:
         text = f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {form.min_tokens}."
-        raise InvalidField(text, "min_tokens")
+        raise InvalidOption(text)
     for name, value in (("logprobs", form.n_logprobs), ("prompt_logprobs", form.prompt_logprobs)):
         if value is not None and value < -1:
             raise invalid_field(f"{name} must be non-negative or -1, got {value}.", name, value)
     if not all(form.bad_words or ()):
-        raise InvalidField("bad_words cannot contain an empty string.", "bad_words")
+        raise InvalidOption("bad_words cannot contain an empty string.")
 
 
 def _structured_outputs(form: Generation) -> dict[str, Any] | None:

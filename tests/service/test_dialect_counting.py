@@ -38,6 +38,11 @@ def user(content: Any) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
+def tool_f(schema: dict[str, Any]) -> dict[str, Any]:
+    """A tool as templates see it."""
+    return {"type": "function", "function": {"name": "f", "description": None, "parameters": schema}}
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
@@ -98,15 +103,11 @@ def user(content: Any) -> dict[str, Any]:
         ),
         (
             {"messages": [user("a")], "tools": [{"name": "f", "input_schema": {"type": "object"}}]},
-            said(
-                user("a"),
-                tools=[
-                    {
-                        "type": "function",
-                        "function": {"name": "f", "description": None, "parameters": {"type": "object"}},
-                    }
-                ],
-            ),
+            said(user("a"), tools=[tool_f({"type": "object"})]),
+        ),
+        (
+            {"messages": [user("a")], "tools": [{"name": "f", "input_schema": {"properties": {}}}]},
+            said(user("a"), tools=[tool_f({"properties": {}, "type": "object"})]),
         ),
         ({"messages": [user("a")], "thinking": {"type": "disabled"}}, said(user("a"), thinking="False")),
         (
@@ -244,6 +245,9 @@ def test_sampling_of_responses(registry: Registry) -> None:
     params = orjson.loads(send(ResponsesRender(registry), body).body)["sampling_params"]
     assert (params["max_tokens"], params["temperature"], params["logprobs"]) == (9, 0.5, 2)
     assert params["structured_outputs"] == {"json": schema}
+    body = {"input": "a", "text": {"format": {"type": "json_object"}}}
+    params = orjson.loads(send(ResponsesRender(registry), body).body)["sampling_params"]
+    assert params["structured_outputs"] == {"json_object": True}
 
 
 @pytest.mark.parametrize(

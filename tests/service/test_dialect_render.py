@@ -124,7 +124,6 @@ def test_default_sampling(registry: Registry) -> None:
 @pytest.mark.parametrize(
     ("fields", "changes"),
     [
-        ({"temperature": 0, "top_k": 5, "top_p": 0.5}, {"temperature": 0.0}),
         ({"temperature": 0.001}, {"temperature": 0.01}),
         ({"n": 3, "top_k": 4, "min_p": 0.1}, {"n": 3, "top_k": 4, "min_p": 0.1}),
         ({"seed": -1}, {}),
@@ -135,6 +134,7 @@ def test_default_sampling(registry: Registry) -> None:
         ({"stream": True}, {"output_kind": 1}),
         ({"logprobs": True}, {"logprobs": 0}),
         ({"prompt_logprobs": 1}, {"prompt_logprobs": 1, "skip_reading_prefix_cache": True}),
+        ({"echo": True}, {"prompt_logprobs": 0, "skip_reading_prefix_cache": True}),
         ({"max_tokens": 9, "max_completion_tokens": 7, "min_tokens": 2}, {"max_tokens": 7, "min_tokens": 2}),
         ({"logit_bias": {"5": 200, "6": -1}}, {"logit_bias": {"5": 100.0, "6": -1.0}}),
         ({"ignore_eos": True, "skip_special_tokens": False}, {"ignore_eos": True, "skip_special_tokens": False}),
@@ -156,6 +156,13 @@ def test_sampling(fields: dict[str, Any], changes: dict[str, Any], registry: Reg
     assert answer["sampling_params"] == expected
 
 
+def test_greedy_sampling(registry: Registry) -> None:
+    """A temperature of 0 leaves out what would choose among ids."""
+    params = chat(registry, temperature=0, top_k=5, top_p=0.5, min_p=0.1)["sampling_params"]
+    assert params.keys() & {"temperature", "top_k", "top_p", "min_p"} == {"temperature"}
+    assert params["temperature"] == 0.0
+
+
 def test_defaults_of_the_model(registry: Registry) -> None:
     """Those of generation_config.json stand where the request says nothing."""
     params = chat(registry, model="tuned")["sampling_params"]
@@ -172,6 +179,14 @@ def test_what_is_handed_on(registry: Registry) -> None:
     assert answer["model"] == "other"
     assert (answer["cache_salt"], answer["priority"], answer["stream"]) == ("s", -3, True)
     assert answer["stream_options"] == {"include_usage": True, "continuous_usage_stats": False}
+    assert answer["reasoning_ended"] is None
+    assert chat(registry, include_reasoning=False)["reasoning_ended"] is True
+
+
+def test_ids_as_other_numbers(registry: Registry) -> None:
+    """Whole numbers with a point are ids, as in pydantic's lax mode; others are none."""
+    assert text(registry, prompt=[1.0, 2, True])[0]["token_ids"] == [1, 2, 1]
+    assert "prompt is text" in answer_of(registry, "text", {"prompt": [1.5]}, 400)["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -188,15 +203,28 @@ def test_what_is_handed_on(registry: Registry) -> None:
         ("text", {"prompt": "a", "max_tokens": 0}, "max_tokens must be at least 1, got 0.", "max_tokens"),
         ("text", {"prompt": "a", "max_tokens": 2000}, "max_tokens=2000 cannot be greater than", "max_tokens"),
         ("text", {"prompt": "a" * 1023}, "You passed 1024 input tokens and requested 16 output", "input_tokens"),
-        ("text", {"prompt": "a", "truncate_prompt_tokens": 1020}, "truncate_prompt_tokens=1020 cannot", None),
+        (
+            "text",
+            {"prompt": "a", "truncate_prompt_tokens": 1020},
+            "truncate_prompt_tokens=1020 cannot",
+            "truncate_prompt_tokens",
+        ),
         ("text", {"prompt": "a", "stream_options": {}}, "Stream options can only be defined when", "stream_options"),
         ("text", {"prompt": "a", "temperature": 2.5}, "temperature must be in [0, 2], got 2.5.", "temperature"),
         ("text", {"prompt": "a", "top_p": 0}, "top_p must be in (0, 1], got 0.0.", "top_p"),
-        ("text", {"prompt": "a", "stop": [""]}, "stop cannot contain an empty string.", "stop"),
-        ("text", {"prompt": "a", "n": 2, "temperature": 0}, "n must be 1 when using greedy", "n"),
+        ("text", {"prompt": "a", "stop": [""]}, "stop cannot contain an empty string.", None),
+        ("text", {"prompt": "a", "temperature": -1}, "temperature must be non-negative, got -1.0.", "temperature"),
+        ("text", {"prompt": "a", "min_p": 2}, "min_p must be in [0, 1], got 2.0.", None),
+        ("text", {"prompt": "a", "n": 0}, "n must be at least 1, got 0.", None),
+        ("text", {"prompt": "a", "n": 2, "temperature": 0}, "n must be 1 when using greedy", None),
         ("chat", {"messages": []}, "Cannot apply chat template to an empty conversation.", None),
         ("chat", {"messages": [{"role": "user", "content": [PNG]}]}, "This service takes text only", None),
-        ("chat", {"messages": [USER], "response_format": {"type": "json_schema"}}, "When response_format", None),
+        (
+            "chat",
+            {"messages": [USER], "response_format": {"type": "json_schema"}},
+            "When response_format",
+            "response_format",
+        ),
     ],
 )
 def test_refusals(kind: str, fields: Any, message: str, param: str | None, registry: Registry) -> None:
@@ -204,8 +232,7 @@ def test_refusals(kind: str, fields: Any, message: str, param: str | None, regis
     error = answer_of(registry, kind, fields, status=400)["error"]
     assert error["message"].startswith(message)
     assert (error["type"], error["code"]) == ("BadRequestError", 400)
-    if param is not None:
-        assert error["param"] == param
+    assert error["param"] == param
 
 
 @pytest.mark.parametrize(
