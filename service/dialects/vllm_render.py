@@ -253,7 +253,7 @@ def _tail(form: Generation) -> bytes:
     """The fields of an answer that are the request's own, or never set here."""
     fields = {
         "model": form.model,
-        "reasoning_ended": None if getattr(form, "include_reasoning", True) else True,
+        "reasoning_ended": True if isinstance(form, ChatCompletion) and not form.include_reasoning else None,
         "reasoning_parser_kwargs": None,
         "return_token_ids": None,
         "output_mode": "tokens",

@@ -181,6 +181,7 @@ def test_what_is_handed_on(registry: Registry) -> None:
     assert answer["stream_options"] == {"include_usage": True, "continuous_usage_stats": False}
     assert answer["reasoning_ended"] is None
     assert chat(registry, include_reasoning=False)["reasoning_ended"] is True
+    assert text(registry, prompt="a", include_reasoning=False)[0]["reasoning_ended"] is None
 
 
 def test_ids_as_other_numbers(registry: Registry) -> None:
