@@ -51,6 +51,8 @@ class App(FastAPI):
             await self._hot(endpoint, scope, receive, send)
             return
         send = _with_request_id(scope, send)
+        if scope["method"] == "HEAD":
+            scope, send = {**scope, "method": "GET"}, _without_body(send)
         if endpoint is not None:
             await _method_not_allowed(send)
         else:
@@ -133,6 +135,15 @@ def _with_request_id(scope: Scope, send: Send) -> Send:
         await send(message)
 
     return named
+
+
+def _without_body(send: Send) -> Send:
+    """`send` for an answer to HEAD: the head that GET would get."""
+
+    async def headless(message: Any) -> None:
+        await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+    return headless
 
 
 async def _method_not_allowed(send: Send) -> None:

@@ -194,7 +194,7 @@ def array_json(values: NDArray[Any]) -> bytes:
     """A one- or two-dimensional array as JSON, in pieces so that no single call holds the interpreter for long."""
     if len(values) <= IDS_PER_PIECE:
         return orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
-    return b"[" + b",".join(_pieces(values)) + b"]"
+    return b"".join(_pieces(values))
 
 
 def ids_json(ids: bytes) -> bytes:
@@ -202,6 +202,10 @@ def ids_json(ids: bytes) -> bytes:
     return array_json(np.frombuffer(ids, "<u4"))
 
 
-def _pieces(values: NDArray[Any]) -> Iterator[bytes]:
+def _pieces(values: NDArray[Any]) -> Iterator[bytes | memoryview]:
+    before = b"["
     for start in range(0, len(values), IDS_PER_PIECE):
-        yield orjson.dumps(values[start : start + IDS_PER_PIECE], option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+        yield before
+        yield memoryview(orjson.dumps(values[start : start + IDS_PER_PIECE], option=orjson.OPT_SERIALIZE_NUMPY))[1:-1]
+        before = b","
+    yield b"]"

@@ -7,6 +7,7 @@ into an error.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -39,6 +40,12 @@ class Head:
     """Whose request it is, for fair shares: by its API key, else by the peer of its connection."""
 
 
+JOIN_BYTES = 65_536
+"""Answers up to this size are one piece, and leave in one packet with their head."""
+MAX_PIECES = 64
+"""Answers of more pieces are joined, too: each takes some memory, and a system call takes a thousand at most."""
+
+
 @dataclass(slots=True)
 class Answer:
     """One HTTP answer. `Content-Length`, `X-Request-Id` are added by the sender."""
@@ -47,6 +54,25 @@ class Answer:
     content_type: bytes = b"application/json"
     status: int = 200
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    rest: Sequence[bytes] = ()
+    """What follows `body` in a large answer: pieces that are sent as they are, each as often as it stands there."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the whole body."""
+        return len(self.body) + sum(map(len, self.rest)) if self.rest else len(self.body)
+
+    @property
+    def whole(self) -> bytes:
+        """The whole body as one."""
+        return b"".join((self.body, *self.rest)) if self.rest else self.body
+
+
+def answer_of(pieces: Sequence[bytes]) -> Answer:
+    """A JSON answer made of pieces; they are joined where it is short, or they are many."""
+    if len(pieces) > MAX_PIECES or sum(map(len, pieces)) <= JOIN_BYTES:
+        return Answer(b"".join(pieces))
+    return Answer(pieces[0], rest=pieces[1:])
 
 
 class Endpoint(Protocol):

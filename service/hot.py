@@ -128,14 +128,14 @@ class HotPath:
     async def _send(self, head: Head, answer: Answer, send: Send, more_body: bool = False) -> None:
         headers = [
             (b"content-type", answer.content_type),
-            (b"content-length", b"%d" % len(answer.body)),
+            (b"content-length", b"%d" % answer.n_bytes),
             (b"x-request-id", head.request_id.encode()),
             *answer.headers,
         ]
         if self._gate.closing:
             headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        await send({"type": "http.response.body", "body": answer.body, "more_body": more_body})
+        await send({"type": "http.response.body", "body": answer.whole, "more_body": more_body})
 
     async def _refuse(self, head: Head, answer: Answer, incoming: _Incoming, send: Send) -> None:
         """Answer before the body was read, drop what the client still sends, then close the connection.

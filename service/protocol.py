@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from dispatcher.admission import Slot
 from dispatcher.job import Job, deadline_exceeded
 from gpu_core.errors import SidetokError
-from service.endpoint import Answer, Endpoint, Head
+from service.endpoint import JOIN_BYTES, Answer, Endpoint, Head
 from service.gate import Gate
 from service.head import read_head, request_id_of
 from service.hot import LINGER_BYTES, LINGER_S
@@ -34,8 +34,6 @@ _BODY_FIELDS = frozenset({b"content-length", b"transfer-encoding", b"expect"})
 _HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 JOIN_CHUNKS = 1024
 """Pieces of a body that are joined at a time: each takes some 40 bytes of memory, however short it is."""
-JOIN_BYTES = 65_536
-"""Answers up to this size are copied behind their head, so that both leave in one packet."""
 
 
 class HotCycle:
@@ -182,17 +180,17 @@ class HotCycle:
             self.keep_alive = False
         head = _head_of(answer, self._head.request_id, self.keep_alive)
         transport = self._protocol.transport
-        if len(answer.body) <= JOIN_BYTES:
-            transport.write(head + answer.body)
+        if answer.rest or len(answer.body) > JOIN_BYTES:
+            transport.writelines([head, answer.body, *answer.rest])
         else:
-            transport.writelines([head, answer.body])
+            transport.write(head + answer.body)
 
 
 def _head_of(answer: Answer, request_id: str, keep_alive: bool) -> bytes:
     return b"%bcontent-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n%b%b\r\n" % (
         STATUS_LINE[answer.status],
         answer.content_type,
-        len(answer.body),
+        answer.n_bytes,
         request_id.encode(),
         b"".join([b"%b: %b\r\n" % header for header in answer.headers]),
         b"" if keep_alive else b"connection: close\r\n",
@@ -260,7 +258,7 @@ class Protocol(HttpToolsProtocol):
         path, _, query = self.url.partition(b"?")
         method = self.parser.get_method()
         endpoint = self.gate.endpoints.get(path.decode("latin-1")) if method == b"POST" else None
-        constant = self.gate.constants.get(path.decode("latin-1")) if method == b"GET" else None
+        constant = self.gate.constants.get(path.decode("latin-1")) if method in (b"GET", b"HEAD") else None
         busy = self.cycle is not None and not self.cycle.response_complete
         takes_long_way = busy or self.pipeline or self.parser.get_http_version() != "1.1"
         if constant is not None and not takes_long_way and _BODY_FIELDS.isdisjoint(name for name, _ in self.headers):
@@ -297,7 +295,8 @@ class Protocol(HttpToolsProtocol):
         self._constant = None
         keep_alive = self.parser.should_keep_alive() and not self.gate.closing
         request_id = request_id_of(dict(self.headers).get(b"x-request-id"))
-        self.transport.write(_head_of(answer, request_id, keep_alive) + answer.body)
+        body = b"" if self.parser.get_method() == b"HEAD" else answer.body
+        self.transport.write(_head_of(answer, request_id, keep_alive) + body)
         if not keep_alive:
             self.transport.close()
         self.on_response_complete()

@@ -21,7 +21,7 @@ from service.dialects.body import packed_ids, read_json, validated
 from service.dialects.vllm_chat import Conversation, render
 from service.dialects.vllm_errors import VllmEndpoint
 from service.dialects.vllm_schema import Chat, Completion, Ids, validate_detokenize, validate_tokenize
-from service.endpoint import Answer, Head
+from service.endpoint import Answer, Head, answer_of
 from service.head import route_of
 from service.registry import Model, Registry
 
@@ -97,7 +97,7 @@ class Tokenize(VllmEndpoint[Prompt | Completion | Chat]):
         if request.return_token_strs:
             strs = strings_json(request.tokenizer.tokens_of(np.frombuffer(ids, "<u4")))
         counts = b'{"count":%d,"max_model_len":%d,"tokens":' % (len(ids) // 4, request.max_model_len)
-        return Answer(b"".join([counts, ids_json(ids), b',"token_strs":', strs, b"}"]))
+        return answer_of([counts, ids_json(ids), b',"token_strs":', strs, b"}"])
 
 
 class Detokenize(VllmEndpoint[PackedIds | Ids]):

@@ -32,12 +32,14 @@ from service.dialects.vllm_render_schema import (
     validate_text,
 )
 from service.dialects.vllm_sampling import sampling_params
-from service.endpoint import Answer, Head
+from service.endpoint import Answer, Head, answer_of
 from service.head import route_of
 from service.registry import Model, Registry
 
 F = TypeVar("F")
 Ids = NDArray[np.uint32]
+Pieces = list[bytes]
+"""An object as JSON, in pieces: its ids stand there twice and are one piece."""
 
 NO_PROMPT = "Either prompt or prompt_embeds must be provided and non-empty."
 NOTHING = "No token_ids rendered"
@@ -128,7 +130,9 @@ class _Render(VllmEndpoint[F]):
         """See `service.endpoint.Endpoint`."""
         assert isinstance(request, RenderRequest)
         objects = _objects(request, result)  # type: ignore[arg-type]
-        return Answer(b"[%b]" % b",".join(objects) if request.kind == "cmpl" else objects[0])
+        if request.kind != "cmpl":
+            return answer_of(objects[0])
+        return answer_of([b"[", *objects[0], *(piece for pieces in objects[1:] for piece in (b",", *pieces)), b"]"])
 
 
 class ConversationRender(_Render[ChatCompletion]):
@@ -273,7 +277,7 @@ def _stream_options(form: Generation) -> dict[str, Any] | None:
     return form.stream_options.model_dump(include={"include_usage", "continuous_usage_stats"})
 
 
-def _objects(request: RenderRequest, result: list[EncodedDocument]) -> list[bytes]:
+def _objects(request: RenderRequest, result: list[EncodedDocument]) -> list[Pieces]:
     """One answer for each prompt."""
     request_id = f"{request.kind}-{os.urandom(8).hex()}"
     if request.given is not None:
@@ -287,27 +291,25 @@ def _objects(request: RenderRequest, result: list[EncodedDocument]) -> list[byte
     ]
 
 
-def _object(request: RenderRequest, request_id: str, ids: bytes, offsets: bytes) -> bytes:
+def _object(request: RenderRequest, request_id: str, ids: bytes, offsets: bytes) -> Pieces:
     n_ids = len(ids) // 4
     if not n_ids:
         raise InvalidOption(NOTHING)
     assert request.limits is not None
     sampling = orjson.dumps({**request.sampling, "max_tokens": request.limits.max_tokens(n_ids)})
     listed = ids_json(ids)
-    return b"".join(
-        [
-            b'{"request_id":"%b","token_ids":' % request_id.encode(),
-            listed,
-            b',"input_ids":',
-            listed,
-            b',"token_offsets":',
-            offsets,
-            b',"features":null,"content_parts":null,"sampling_params":',
-            sampling,
-            b",",
-            request.tail if request.hashes is None else _with_hashes(request, ids),
-        ]
-    )
+    return [
+        b'{"request_id":"%b","token_ids":' % request_id.encode(),
+        listed,
+        b',"input_ids":',
+        listed,
+        b',"token_offsets":',
+        offsets,
+        b',"features":null,"content_parts":null,"sampling_params":',
+        sampling,
+        b",",
+        request.tail if request.hashes is None else _with_hashes(request, ids),
+    ]
 
 
 def _with_hashes(request: RenderRequest, ids: bytes) -> bytes:

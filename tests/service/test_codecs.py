@@ -7,15 +7,20 @@ from collections.abc import Callable
 from typing import Any
 
 import msgpack
+import numpy as np
+import orjson
 import pytest
 
 from dispatcher.errors import InvalidText
 from gpu_core.errors import CallerError
 from service.codecs import (
+    IDS_PER_PIECE,
     JSON,
     MSGPACK,
     OCTETS,
     answer_codec,
+    array_json,
+    ids_json,
     read_json,
     read_msgpack,
     request_codec,
@@ -222,3 +227,12 @@ def test_msgpack_tells_text_from_bytes() -> None:
 
 
 # Query strings
+
+
+@pytest.mark.parametrize("n", [0, 1, IDS_PER_PIECE, IDS_PER_PIECE + 1, 2 * IDS_PER_PIECE, 2 * IDS_PER_PIECE + 1])
+def test_ids_as_json(n: int) -> None:
+    """However many pieces they are written in, they are one array."""
+    ids = np.arange(n, dtype="<u4") * 77_777
+    assert orjson.loads(ids_json(ids.tobytes())) == ids.tolist()
+    pairs = np.stack([ids, ids + 1], axis=1)
+    assert orjson.loads(array_json(pairs)) == pairs.tolist()

@@ -199,7 +199,7 @@ def test_long_answers(tokenize: vllm.Tokenize, registry: Registry, n: int) -> No
     )
     values = np.arange(n, dtype="<u4") % 256
     answer = tokenize.write(head_of(), request, [EncodedDocument(values.tobytes(), n)])
-    assert orjson.loads(answer.body) == {
+    assert orjson.loads(answer.whole) == {
         "count": n,
         "max_model_len": 9,
         "tokens": values.tolist(),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import orjson
+import pytest
 
+from service.endpoint import Answer, answer_of
 from service.protocol import HotCycle
 from tests.fakes import FakeTokenizer
 from tests.service_fakes import eventually
@@ -55,6 +57,50 @@ def test_health_is_answered_at_once() -> None:
         line.send(request("a"))
         assert (await line.wait(4))[-1].ids == ids("a")
         assert not line.transport.closed
+
+    on_wire(test)
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/version", "/nothing"])
+def test_head(path: str) -> None:
+    """The length is that of the answer to GET, no body follows, and the connection goes on."""
+
+    async def test(wire: Wire) -> None:
+        line = wire.connect()
+        line.send(b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n" % path.encode())
+        (full,) = await line.wait()
+        line = wire.connect()
+        line.send(b"HEAD %b HTTP/1.1\r\nhost: x\r\n\r\n" % path.encode())
+        await eventually(lambda: b"\r\n\r\n" in line.transport.written)
+        head = line.transport.written.decode()
+        assert head.startswith(f"HTTP/1.1 {full.status} ")
+        assert head.endswith("\r\n\r\n")
+        assert f"\r\ncontent-length: {len(full.body)}\r\n" in head
+        await eventually(lambda: line.protocol.cycle is None or line.protocol.cycle.response_complete)
+        line.transport.written.clear()
+        line.send(request("ab"))
+        assert [answer.ids for answer in await line.wait()] == [ids("ab")]
+
+    on_wire(test)
+
+
+def test_a_large_answer_is_sent_in_its_pieces() -> None:
+    """It is one answer on the wire, whichever way it takes, and a short one is one piece."""
+    pieces = [b"[", b"1," * 50_000, b"1," * 50_000, b"1]"]
+    large = answer_of(pieces)
+    assert (large.n_bytes, large.whole) == (len(b"".join(pieces)), b"".join(pieces))
+    assert [large.body, *large.rest] == pieces
+    assert answer_of([b"[", b"]"]) == Answer(b"[]")
+    assert answer_of(pieces * 30).rest == ()
+
+    async def test(wire: Wire) -> None:
+        endpoint = wire.it.service.gate.endpoints["/v1/encode"]
+        endpoint.write = lambda *_: answer_of(pieces)  # type: ignore[method-assign]
+        line = wire.connect()
+        # The second one is pipelined, which is the way over ASGI.
+        line.send(request("a") + request("b"))
+        answers = await line.wait(2)
+        assert [answer.body for answer in answers] == [b"".join(pieces)] * 2
 
     on_wire(test)
 
