@@ -69,11 +69,15 @@ def read_entry_lengths(data: bytes, n_ids: int) -> NDArray[np.int32]:
     Raises `UnsupportedTokenizer` when a byte has no entry.
     """
     vocab: dict[str, int] = json.loads(data)["model"]["vocab"]
-    alphabet = byte_alphabet()
-    missing = alphabet.keys() - vocab.keys()
+    missing = byte_alphabet().keys() - vocab.keys()
     if missing:
         raise UnsupportedTokenizer(f"the vocabulary lacks {len(missing)} of the 256 single bytes")
-    spells = re.compile("[" + re.escape("".join(alphabet)) + "]*").fullmatch
+    return entry_lengths(vocab, n_ids)
+
+
+def entry_lengths(vocab: dict[str, int], n_ids: int) -> NDArray[np.int32]:
+    """The same for a vocabulary that was read, which may lack bytes."""
+    spells = re.compile("[" + re.escape("".join(byte_alphabet())) + "]*").fullmatch
     lengths = np.zeros(n_ids, dtype=np.int32)
     lengths[list(vocab.values())] = [len(content) if spells(content) else 0 for content in vocab]
     return lengths

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import random
+import string
 
 import pytest
 
-from dispatcher.engines.piecewise_engine import PIECE_STEP, SAMPLE_EVERY, PiecewiseEngine
+from dispatcher.engines.piecewise_engine import MANY, PIECE_STEP, SAMPLE_EVERY, PiecewiseEngine
 from dispatcher.engines.reference_engine import ReferenceEngine
 from gpu_core.spec import read_spec
 from tests.data import FULL, families, tokenizer_json
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-FAMILIES = (
-    families() if FULL else [f for f in families() if f in {"byte_bpe", "split_bpe", "embedded", "llama2", "qwen3"}]
-)
+SOME = {"byte_bpe", "split_bpe", "embedded", "llama2", "qwen3", "starcoder", "synthetic_kimi_k2"}
+FAMILIES = families() if FULL else [family for family in families() if family in SOME]
 every_family = pytest.mark.parametrize("family", FAMILIES)
 
 
 class CountingEngine:
-    """The reference, and the length of the longest document that it was asked for."""
+    """The reference, the length of the longest document that it was asked for, and how many there were."""
 
     name, version, guard_digest = "counting", "1", ""
 
     def __init__(self, text: str) -> None:
         self._reference = ReferenceEngine(text)
-        self.longest = 0
+        self.longest = self.n_documents = 0
 
     def encode(self, document: str) -> bytes:
         """See `CpuEngine`."""
         self.longest = max(self.longest, len(document))
+        self.n_documents += 1
         return self._reference.encode(document)
 
     def encode_many(self, documents: list[str]) -> list[bytes]:
@@ -52,6 +54,11 @@ def runs(rng: random.Random, n: int) -> list[str]:
     """Long runs of every kind."""
     return [
         "".join(rng.choices(LETTERS, k=n)),
+        "".join(rng.choices(string.ascii_letters, k=n)),
+        "".join(rng.choices(string.digits, k=n)),
+        "".join(rng.choices(string.punctuation, k=n)),
+        "".join(rng.choices(LETTERS, k=n // 2)) + "a" * (n // 2),
+        " ".join("".join(rng.choices(LETTERS, k=500)) for _ in range(n // 500)),
         rng.choice(LETTERS) * n,
         "".join(rng.choices("éèабв", k=n)),
         "=" * n,
@@ -91,3 +98,27 @@ def test_long_runs_are_taken_in_pieces(family: str) -> None:
     assert engine.encode(text) == inner.encode(text)
     assert inner.longest == len(text)
     assert engine.encode_many([text, "x"]) == [inner.encode(text), inner.encode("x")]
+
+
+def test_added_tokens_of_letters_are_found_in_long_runs() -> None:
+    """A run of letters is not cut where a token of letters may lie across."""
+    file = json.loads(tokenizer_json("embedded"))
+    flags = dict.fromkeys(("special", "normalized", "single_word", "lstrip", "rstrip"), False)
+    file["added_tokens"].append({"id": 200_000, "content": "qzj", **flags})
+    data = json.dumps(file).encode()
+    inner = CountingEngine(data.decode())
+    letters = "".join(random.Random(3).choices("qzjxe", k=5 * SAMPLE_EVERY))
+    assert letters.count("qzj") > 100
+    assert PiecewiseEngine(inner, read_spec(data), data).encode(letters) == inner.encode(letters)
+
+
+def test_equal_documents_are_encoded_once() -> None:
+    """A batch of the same few documents; others are passed on as they are."""
+    inner, engine = engines("byte_bpe")
+    documents = ["one", "two", "one "] * MANY
+    expected = [inner.encode(document) for document in documents]
+    inner.n_documents = 0
+    assert engine.encode_many(documents) == expected
+    assert inner.n_documents == 3
+    different = [str(i) for i in range(MANY)]
+    assert engine.encode_many(different) == [inner.encode(document) for document in different]
