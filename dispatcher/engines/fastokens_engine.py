@@ -14,7 +14,8 @@ from dispatcher.engines.engine import is_fault, reason_of
 from gpu_core.errors import UnsupportedTokenizer
 from gpu_core.spec import TokenizerSpec
 
-LONG_S_AFTER_APOSTROPHE = "'\u017f"
+LONG_S = "\u017f"
+LONG_S_AFTER_APOSTROPHE = f"'{LONG_S}"
 """The only text it is known to split differently: U+017F folds to `s` in a contraction, and it does not see that."""
 
 
@@ -43,7 +44,8 @@ class FastokensEngine:
 
     def guard(self, document: str) -> str | None:
         """See `CpuEngine`."""
-        return "long_s" if LONG_S_AFTER_APOSTROPHE in document else None
+        # One character is found fifty times as fast as two, and almost no text has it.
+        return "long_s" if LONG_S in document and LONG_S_AFTER_APOSTROPHE in document else None
 
 
 def _load(text: str, spec: TokenizerSpec) -> Tokenizer:
