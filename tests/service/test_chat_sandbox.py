@@ -132,3 +132,35 @@ def test_sums_that_fail(source: str) -> None:
     """What cannot be added is an error, also where all else is text."""
     with pytest.raises(ChatTemplateError, match="at line 1"):
         render(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (
+            "{{ 'hi' in messages[0].content }}{{ 'ha' in messages[0].content }}{{ '' in 'a' }}{{ 'h' in 'hi' }}",
+            "TrueFalseTrueTrue",
+        ),
+        ("{{ 'ih' in 'hi' }}{{ 'hi' not in 'hi' }}{{ 'xy' not in 'hi' }}{{ not 'hi' in 'hi' }}", "FalseFalseTrueFalse"),
+        (
+            "{{ 'ab' in ['a', 'ab'] }}{{ 'ab' in ['abc'] }}{{ 'ab' in {'ab': 1} }}{{ 'ab' not in ('cd',) }}",
+            "TrueFalseTrueTrue",
+        ),
+        (
+            "{{ 'ab' in nothing }}{{ 'ab' in range(3) }}{{ 1 in [1] }}{{ '</\u00e9' in 'x</\u00e9' }}",
+            "FalseFalseTrueTrue",
+        ),
+        ("{{ 'ab' in 'cab' in ['cab'] }}{{ 'ab' in ('c' ~ 'ab') | upper }}{{ ('ab' in 'ab') | int }}", "TrueFalse1"),
+        ("{% for x in ['ab', 'cd'] if 'ab' in x %}{{ x }}{% endfor %}{{ 'y' if 'cd' in 'abcd' else 'n' }}", "aby"),
+    ],
+)
+def test_membership(source: str, expected: str) -> None:
+    """What is in what is Python's, for text, lists, objects, chains, and what is not there."""
+    assert render(source) == expected
+
+
+@pytest.mark.parametrize("source", ["{{ 'ab' in none }}", "{{ 'ab' in 3 }}", "{{ 'ab' not in true }}"])
+def test_membership_that_fails(source: str) -> None:
+    """It does so with its line, as ever."""
+    with pytest.raises(ChatTemplateError, match="failed at line 1: TypeError"):
+        render(source)
