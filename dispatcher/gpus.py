@@ -48,7 +48,7 @@ DELIVER = "gpu_deliver"
 SILENT_AFTER_WATCHDOG_S = 1.0
 """The watchdog of the supervisor comes first: it also ends the process."""
 
-LOCAL_LIMITS = RouteLimits(beside_documents=16, beside_bytes=1 << 17, beside_gap_ns=40_000)
+LOCAL_LIMITS = RouteLimits(beside_documents=8, beside_bytes=1 << 16, beside_gap_ns=40_000)
 """One thread launches and hands out: a replay beside another one costs it more than the wait, unless it is idle."""
 
 

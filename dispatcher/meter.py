@@ -13,6 +13,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 DURATION_BUCKETS_S = (
     *(1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3),
     *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
@@ -35,6 +38,13 @@ class Histogram:
         """Count one duration, in seconds."""
         self.counts[bisect_left(DURATION_BUCKETS_S, seconds)] += 1
         self.sum_s += seconds
+
+    def observe_all(self, seconds: NDArray[np.float64]) -> None:
+        """Count many."""
+        buckets = np.searchsorted(DURATION_BUCKETS_S, seconds)
+        counted = np.bincount(buckets, minlength=len(self.counts)).tolist()
+        self.counts = [a + b for a, b in zip(self.counts, counted, strict=True)]
+        self.sum_s += float(seconds.sum())
 
     def add(self, other: Histogram) -> None:
         """Add the counts of another histogram to this one."""

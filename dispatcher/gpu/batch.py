@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from dispatcher.gpu.group import NO_SLOT, NOT_READY, UNREADABLE, Group
 from dispatcher.gpu.link import Slot
 from dispatcher.gpu.model_queue import Alone, Batch, ModelQueue, Taken, part_of
-from dispatcher.gpu.reserved_text import Lease
 from gpu_core.ladder import SizeClass
 
 FILLED_AHEAD = 2
@@ -48,7 +48,6 @@ class RouteLimits:
 
 
 _Candidate = tuple[tuple[bool, int], ModelQueue, bool]
-_FIRST = (False, 0)
 
 
 @dataclass(slots=True)
@@ -98,14 +97,11 @@ class Former:
         if queue.is_forgotten:
             self._leave(group, NOT_READY)
             return
-        if group.n_bytes > load.alone_over_bytes:
-            if (lease := group.lease) is not None and lease.queue is queue and not lease.is_used:
-                self._add_filled(queue, group, lease)
-                return
-            if not self._sort_out(queue, group):
-                self._leave(group, NO_SLOT)
-                return
-        if group.n_waiting:
+        if group.lease is not None:
+            self._add_filled(queue, group)
+        elif group.n_bytes > load.alone_over_bytes and not self._sort_out(queue, group):
+            self._leave(group, NO_SLOT)
+        elif group.n_waiting:
             queue.shared.append(group)
             queue.n_waiting += group.n_waiting
             load.waiting_bytes += group.waiting_bytes
@@ -118,10 +114,11 @@ class Former:
         self.starved = False
         if self.n_under_way >= self.limits.max_in_flight:
             return None
-        candidates = self._candidates(now_ns)
-        if len(candidates) > 1:
-            candidates.sort(key=_place)
-        for _, queue, is_alone in candidates:
+        if len(self.queues) == 1:
+            (queue,) = self.queues.values()
+            if not queue.filled:
+                return self._first_shared(queue, now_ns)
+        for _, queue, is_alone in sorted(self._candidates(now_ns), key=itemgetter(0)):
             batch = queue.filled.popleft() if is_alone else self._next_shared(queue, now_ns)
             if batch is not None:
                 batch.launched_ns = now_ns
@@ -129,15 +126,24 @@ class Former:
                 return batch
         return None
 
+    def _first_shared(self, queue: ModelQueue, now_ns: int) -> Batch | None:
+        """The next batch where nothing but documents of one model that share replays can be launched."""
+        batch = self._next_shared(queue, now_ns) if queue.shared and self._is_queue_worth(queue) else None
+        if batch is not None:
+            batch.launched_ns = now_ns
+            self._note_shared(batch)
+        return batch
+
     def at_once(self, queue: ModelQueue, group: Group) -> Batch | None:
         """The batch of one group that would be the next one as soon as the group is queued; None if it has to wait.
 
         It counts as under way from now on.
         """
         n_bytes, now_ns = group.n_bytes, group.queued_ns
+        is_alone = n_bytes > queue.load.alone_over_bytes
         if (
             self.n_under_way >= self.limits.max_in_flight
-            or n_bytes > queue.load.alone_over_bytes
+            or (is_alone and (group.lease is None or self.n_alone_under_way))
             or queue.is_forgotten
             or group.cancelled
             or (group.deadline_ns and now_ns > group.deadline_ns)
@@ -146,6 +152,12 @@ class Former:
         for other in self.queues.values():
             if other.shared or other.filled or other.alone:
                 return None
+        if is_alone:
+            self._add_filled(queue, group)
+            batch = queue.filled.pop()
+            batch.launched_ns = now_ns
+            self._note(batch)
+            return batch
         n_documents = group.n_waiting
         if queue.under_way and not self._is_worth(queue, n_documents, n_bytes):
             return None
@@ -238,10 +250,6 @@ class Former:
         By age; but between two documents alone the others have a turn, whatever they are worth, so that none of them
         waits for two.
         """
-        if len(self.queues) == 1:
-            (queue,) = self.queues.values()
-            if not queue.filled:
-                return [(_FIRST, queue, False)] if queue.shared and self._is_queue_worth(queue) else []
         found: list[_Candidate] = []
         if not self.n_alone_under_way:
             for queue in self.queues.values():
@@ -331,11 +339,12 @@ class Former:
             queue.load.launched_ns, queue.load.launched_bytes = now_ns, batch.n_bytes
         queue.under_way.append(batch)
 
-    def _add_filled(self, queue: ModelQueue, group: Group, lease: Lease) -> None:
+    def _add_filled(self, queue: ModelQueue, group: Group) -> None:
         """Queue a document that was written to its slot already."""
-        n_bytes = group.n_bytes
-        lease.is_used = True
-        lease.slot.document_starts[:2] = (0, n_bytes)
+        n_bytes, lease = group.n_bytes, group.lease
+        assert lease is not None
+        starts = lease.slot.document_starts
+        starts[0], starts[1] = 0, n_bytes
         group.n_waiting = group.waiting_bytes = 0
         piece = Alone(group, 0, 0, n_bytes)
         queue.filled.append(Batch(queue, lease.slot, n_bytes, 1, group.count_only, [], piece, lease=lease))
@@ -408,7 +417,3 @@ class Former:
         if not group.settled:
             group.settled = True
             self.unwanted.append((group, reason))
-
-
-def _place(candidate: _Candidate) -> tuple[bool, int]:
-    return candidate[0]

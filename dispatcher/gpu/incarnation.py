@@ -71,8 +71,9 @@ class Incarnation:
 
     def submit(self, queue: ModelQueue, group: Group) -> None:
         """Queue a group, and launch and fill what can be."""
-        if self._events or not self._launch_at_once(queue, group):
+        if self._events or not self._take(queue, group):
             self._events.append((self.former.add, queue, group))
+        if self._events or self._to_tell:
             self._pump()
         if self._to_fill:
             self._fill_ready(group)
@@ -157,26 +158,30 @@ class Incarnation:
         if self._to_tell:
             self._tell()
 
-    def _launch_at_once(self, queue: ModelQueue, group: Group) -> bool:
-        """Launch a group without its way through the queue; false if it has to wait, or somebody has the lock."""
+    def _take(self, queue: ModelQueue, group: Group) -> bool:
+        """Launch or queue a group without an event; false if somebody has the lock."""
         if not self._lock.acquire(False):
             return False
         try:
-            batch = None
-            if not self.over and not self._events:
-                returned = self._returned
-                while returned:
-                    self.former.give_back(*returned.popleft())
-                batch = self.former.at_once(queue, group)
-                if batch is not None:
-                    self._launch(batch)
+            if self.over:
+                return False
+            former, returned = self.former, self._returned
+            while returned:
+                former.give_back(*returned.popleft())
+            batch = former.at_once(queue, group)
+            if batch is not None:
+                self._launch(batch)
+                return True
+            former.add(queue, group)
+            is_long = group.n_bytes > queue.load.alone_over_bytes
+            if is_long or former.unwanted or former.n_under_way < self._limits.max_in_flight:
+                self._advance()
         except Exception as error:
             self._fail(error)
+            self._settle(group)
         finally:
             self._lock.release()
-        if self._events or self._to_tell:
-            self._pump()
-        return batch is not None
+        return True
 
     def _advance(self) -> None:
         """Under the lock: apply events, launch, and reserve slots. Never raises: the engine ends instead."""
@@ -232,7 +237,6 @@ class Incarnation:
         except EngineLost:
             self._end(ENGINE_LOST)
             return False
-        self._tally.launched.append((batch.n_documents, batch.n_bytes))
         if cpu_ns:
             self._account.end_launch(batch, cpu_ns)
         return True
@@ -354,6 +358,8 @@ class Incarnation:
         if self.over:
             return
         self.over = reason
+        for batch in self._in_flight.values():
+            self._tally.lost(batch.queue.key, batch.slot.size.capacity, batch.n_bytes, batch.n_documents)
         batches = [*self._in_flight.values(), *self._to_fill]
         self._in_flight.clear()
         self._to_fill.clear()

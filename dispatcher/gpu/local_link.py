@@ -28,7 +28,7 @@ from gpu_core.options import GpuOptions
 from gpu_core.tables import Tables
 from gpu_core.waiting import SILENT_NS, SLACK, TIMEOUT_NS, Lateness, Prediction, sharpen_sleep
 
-MIN_NAP_NS = 12_000
+MIN_NAP_NS = 6_000
 """A shorter rest is polled: to fall asleep and wake up takes the CPU half as long."""
 EARLY_NS = 16_000
 """A nap ends so much earlier at most, because naps end late: the rest is polled, which takes the CPU."""

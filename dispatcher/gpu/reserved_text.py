@@ -23,15 +23,24 @@ if TYPE_CHECKING:
 class Lease:
     """The right of a text to its slot. Ends when nothing refers to it any more: its text, a group of it, a batch."""
 
-    __slots__ = ("_holds", "_spare", "is_used", "queue", "route", "slot")
+    __slots__ = ("_holds", "_queue", "_spare", "_unused", "route", "slot")
 
     def __init__(self, route: GpuRoute, queue: object, slot: Slot, give_back: Callable[[], None]) -> None:
         """`queue`: the slot's, of one engine. `give_back` must not block: it may run at any point of any thread."""
-        self.route, self.queue, self.slot = route, queue, slot
-        self.is_used = False
-        """A group with it was queued: there is no second one."""
+        self.route, self.slot = route, slot
+        self._queue = queue
         self._holds = Holds(2, give_back)
-        self._spare = [None]
+        self._spare, self._unused = [None], [None]
+
+    def use(self, queue: object) -> bool:
+        """Let a group of this queue have the slot; true once, and for no other engine's queue."""
+        if self._queue is not queue:
+            return False
+        try:
+            self._unused.pop()
+        except IndexError:
+            return False
+        return True
 
     def hold(self) -> Hold:
         """The right to read ids of the slot, beyond the text's; once."""
@@ -48,12 +57,14 @@ class ReservedText(np.ndarray[tuple[Any, ...], np.dtype[np.uint8]]):
     """Writable bytes, in a slot or, without a lease, in ordinary memory. Slices of it have the same lease."""
 
     lease: Lease | None = None
+    is_whole = False
+    """It is no slice."""
 
     def __new__(cls, memory: memoryview, lease: Lease | None = None) -> Self:
         """All of `memory`."""
         # Over the memory itself: NumPy would let a plain view refer to an array below this one, and not to the lease.
         text = super().__new__(cls, (len(memory),), np.uint8, memory)
-        text.lease = lease
+        text.lease, text.is_whole = lease, True
         return text
 
     def __array_finalize__(self, other: object) -> None:
@@ -62,9 +73,11 @@ class ReservedText(np.ndarray[tuple[Any, ...], np.dtype[np.uint8]]):
 
 
 def lease_of(text: NDArray[Any]) -> Lease | None:
-    """The lease, if a replay can read the text as it is: it begins where its slot does, and no group had it before."""
+    """The lease, if a replay can read the text as it is: it begins where its slot does."""
     lease: Lease | None = getattr(text, "lease", None)
-    if lease is None or lease.is_used or text.dtype != np.uint8 or not text.flags.c_contiguous:
+    if lease is None or getattr(text, "is_whole", False):
+        return lease
+    if text.dtype != np.uint8 or not text.flags.c_contiguous:
         return None
     return lease if _address(text) == _address(lease.slot.text) else None
 

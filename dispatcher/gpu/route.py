@@ -99,7 +99,10 @@ class GpuRoute:
             self._tally.fell_back(NOT_READY)
             answer(group.on_fallback, group, NOT_READY)
             return
-        if group.n_bytes > queue.load.alone_over_bytes:
+        is_long = group.n_bytes > queue.load.alone_over_bytes
+        if (lease := group.lease) is not None and not (is_long and lease.use(queue)):
+            group.lease = None
+        if is_long:
             self._cut(queue, group)
         if group.n_left:
             incarnation.submit(queue, group)

@@ -31,10 +31,10 @@ def test_a_snapshot_is_a_copy() -> None:
     tally.completed(MODEL, 4096, 10, 1, 1_000, 5)
     before = tally.snapshot(True, 1, 2, 3, 4)
     tally.completed(MODEL, 4096, 10, 1, 1_000, 5)
-    tally.launched.append((1, 10))
+    tally.lost(MODEL, 4096, 10, 1)
     tally.fell_back("no slot")
     assert before.replays[ClassKey(MODEL, 4096)].times.n == 1
-    assert (before.batch_bytes.sum, before.fallbacks, before.engine_cpu_ns) == (0, {}, 5)
+    assert (before.batch_bytes.sum, before.fallbacks, before.engine_cpu_ns) == (10, {}, 5)
     assert (before.ready, before.n_in_flight, before.n_waiting, before.n_waiting_bytes, before.n_held) == (
         *(True, 1, 2, 3, 4),
     )
