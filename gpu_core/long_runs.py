@@ -45,6 +45,8 @@ SEARCHED = (32, 128)
 """Bytes from the beginning of a piece in which a common token may begin; the second if the first is not enough."""
 PIECES_PER_COPY = 4
 """Fewer equal pieces behind each other are not worth a copy of their own."""
+FEW_LITERALS = 64
+"""So many added tokens of one kind are looked for one by one."""
 MARGIN = 64
 """Bytes at both ends of a run in which no piece begins or ends: an added token may reach into it so far."""
 _LETTER, _NUMBER, _WHITE, _OTHER, _PUNCTUATION, _CJK, _OTHER_LETTER = range(1, 8)
@@ -284,9 +286,14 @@ class _Literals:
         self._lengths = sorted({len(literal) for literal in self._all})
         self._firsts = sorted({literal[:1] for literal in self._all})
         self._first = re.compile(b"[" + b"".join(map(re.escape, self._firsts)) + b"]")
+        # Where another one is in it, that need not be looked for: of blanks in all numbers, the fewest.
+        few = sorted(self._all, key=len) if len(self._all) <= FEW_LITERALS else []
+        self._few = [literal for i, literal in enumerate(few) if not any(other in literal for other in few[:i])]
 
     def are_in(self, text: bytes) -> bool:
         """Whether one of them is in a text."""
+        if self._few:
+            return any(literal in text for literal in self._few)
         # To look for one byte is far faster than to look for any of several.
         if not any(first in text for first in self._firsts):
             return False
