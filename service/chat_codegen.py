@@ -25,30 +25,26 @@ class MemberGenerator(CodeGenerator):
     def visit_Getattr(self, node: nodes.Getattr, frame: Frame) -> None:
         """`object.name`."""
         if node.attr in _COUNTS and isinstance(node.node, nodes.Name):
-            self._inline(node.node, f".{node.attr}", "LoopContext", "", frame)
+            name = self.temporary_identifier()
+            self.write(f"({name}.{node.attr} if type({name} := ")
+            self.visit(node.node, frame)
+            self.write(f") is LoopContext else environment.getattr({name}, {node.attr!r}))")
         elif node.attr not in DICT_ATTRIBUTES:
-            self._inline(node.node, f"[{node.attr!r}]", "dict", f" and {node.attr!r} in {{}}", frame)
+            self._member(node.node, node.attr, "getattr", frame)
         else:
             super().visit_Getattr(node, frame)
-            return
-        self.write(f"environment.getattr({self._last}, {node.attr!r}))")
 
     def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
         """`object[name]`; other subscripts are Jinja's own."""
         key = node.arg.value if isinstance(node.arg, nodes.Const) else None
-        if type(key) is not str:
+        if type(key) is str:
+            self._member(node.node, key, "getitem", frame)
+        else:
             super().visit_Getitem(node, frame)
-            return
-        self._inline(node.node, f"[{key!r}]", "dict", f" and {key!r} in {{}}", frame)
-        self.write(f"environment.getitem({self._last}, {key!r}))")
 
-    _last = ""
-    """The variable that holds the object of the latest member."""
-
-    def _inline(self, node: nodes.Expr, member: str, kind: str, condition: str, frame: Frame) -> None:
-        """Write everything up to the way that any other object takes. `{}` in `condition` stands for the object."""
+    def _member(self, node: nodes.Expr, key: str, way: str, frame: Frame) -> None:
+        """What a dict has under a key; any other object, and a key that is not there, is left to the sandbox."""
         name = self.temporary_identifier()
-        self.write(f"({name}{member} if type({name} := ")
+        self.write(f"({name}[{key!r}] if type({name} := ")
         self.visit(node, frame)
-        self.write(f") is {kind}{condition.replace('{}', name)} else ")
-        self._last = name
+        self.write(f") is dict and {key!r} in {name} else environment.{way}({name}, {key!r}))")

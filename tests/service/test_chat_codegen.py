@@ -83,6 +83,20 @@ def test_members_of_every_kind_of_value(make: Callable[[], Any]) -> None:
             assert outcome(ours, source, x=make()) == outcome(plain, source, x=make()), source
 
 
+@pytest.mark.parametrize("key", ["{}", "{0}", "%s", "it's", '"', "\\", "a\nb", "\u00e9", "\U0001f600", "", " ", "t_1"])
+def test_keys_of_every_kind(key: str) -> None:
+    """A key is a key, whatever it would mean elsewhere."""
+    ours, plain = Sandbox(), PlainSandbox()
+    for x in ({key: "there", "a": {key: 1}}, {}, [key], key):
+        for source in (
+            f"{{{{ x[{key!r}] }}}}",
+            f"{{{{ x.a[{key!r}] is defined }}}}",
+            f"{{{{ {{{key!r}: 5}}[{key!r}] }}}}",
+        ):
+            assert outcome(ours, source, x=x) == outcome(plain, source, x=x), source
+    assert outcome(ours, f"{{{{ x[{key!r}] }}}}", x={key: "there"}) == "there"
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_members_of_loops_and_namespaces(name: str) -> None:
     """The loop's own variables, in nested loops too, and a variable that is called like them."""
