@@ -28,7 +28,7 @@ from gpu_core.errors import SidetokError
 
 log = logging.getLogger("sidetok.calibration")
 
-CALIBRATION_VERSION = 1
+CALIBRATION_VERSION = 2
 """Raised when texts, sizes or the way of timing change."""
 BUDGET_NS = 500_000_000
 """For one route of one model. What does not fit is left out, large texts first."""
@@ -83,8 +83,9 @@ def start_values(probe: Probe, key: CalibrationKey, cache: CalibrationCache) -> 
 def measure(
     probe: Probe, budget_ns: int = BUDGET_NS, clock: Callable[[], int] = time.monotonic_ns
 ) -> dict[str, StartValues]:
-    """Time a route with text of every kind and size, the small ones first.
+    """Time a route with text of every kind and size, the small ones first and, once it is warm, again.
 
+    The first calls of a route that nothing was asked of find nothing in any cache, and take ten times as long.
     Raises what the probe raises, but a route that fails at a large text is judged by the smaller ones.
     """
     end_ns = clock() + budget_ns
@@ -94,6 +95,10 @@ def measure(
             for kind in KINDS:
                 if (spent := _time(probe, kind, n_bytes, end_ns, clock)) is not None:
                     seen[kind].append((n_bytes, spent))
+        for kind, points in seen.items():
+            spent = _time(probe, kind, SIZES[0], end_ns, clock, N_RUNS + 1)
+            if spent is not None and spent.time_ns < points[0][1].time_ns:
+                points[0] = (SIZES[0], spent)
     except ProbeFailed:
         if not all(seen.values()):
             raise
@@ -268,10 +273,12 @@ _SYLLABLES = {
 }
 
 
-def _time(probe: Probe, kind: str, n_bytes: int, end_ns: int, clock: Callable[[], int]) -> Spent | None:
+def _time(
+    probe: Probe, kind: str, n_bytes: int, end_ns: int, clock: Callable[[], int], first_seed: int = 0
+) -> Spent | None:
     """The median of several runs; of fewer when time runs out, None when it has."""
     runs: list[Spent] = []
-    for seed in range(N_RUNS + 1):
+    for seed in range(first_seed, first_seed + N_RUNS + 1):
         text = calibration_text(kind, n_bytes, seed)
         if clock() >= end_ns:
             break

@@ -34,6 +34,7 @@ from dispatcher.meter import WorkerTally
 from dispatcher.policy import ADAPTIVE, CPU, GPU, NO_GPU, Choice, CpuLoad, GpuLoad
 from dispatcher.request import EncodedDocument, EncodeOptions, EncodeRequest, Request, Route
 from dispatcher.shadow import ShadowCheck
+from dispatcher.way_back import WayBack
 from dispatcher.work_queue import WorkQueue
 from gpu_core.normal_form import Rewriter
 
@@ -108,14 +109,16 @@ class Router:
         collect: Callable[[Sequence[Job[Any]]], None],
         shadow: ShadowCheck,
         n_workers: int,
+        way_back: WayBack | None = None,
     ) -> None:
-        """`collect` takes finished jobs, from any thread."""
+        """`collect` takes finished jobs, from any thread; `way_back` is what they wait for then."""
         self.gpus = gpus
         self.chooser = RouteChooser(gpus.costs, policy)
         self._queue = queue
         self._collect = collect
         self._shadow = shadow
         self._n_workers = n_workers
+        self._way_back = way_back or WayBack()
         self._gates: dict[int, GpuGate] = {}
         self._own = threading.local()
         self.tallies: list[WorkerTally] = []
@@ -191,7 +194,8 @@ class Router:
         start_ns = 0.0 if on_worker else queue.wake_ns
         # A worker that asks is one that would begin at once.
         n_idle = queue.n_idle + (on_worker and self._n_workers > 1)
-        cpu = CpuLoad(self._n_workers, n_idle, queue.waiting_bytes, queue.n_waiting, start_ns, on_worker)
+        back_ns = self._way_back.ns(now_ns) if on_worker else 0.0
+        cpu = CpuLoad(self._n_workers, n_idle, queue.waiting_bytes, queue.n_waiting, start_ns, on_worker, back_ns)
         return chooser.choose(key, kind, n_bytes, n_documents, cpu, loads, now_ns, policy, deadline_ns)
 
     def observing(self, requests: list[Read]) -> AbstractContextManager[None]:
@@ -225,6 +229,16 @@ class Router:
             tally = self._own.tally = WorkerTally()
             self.tallies.append(tally)
         return tally
+
+    def count_group(self, model: str, n_documents: int, n_bytes: int, n_tokens: int) -> None:
+        """Count documents that a GPU answered, on the calling thread."""
+        tally: WorkerTally | None = getattr(self._own, "tally", None)
+        work = None if tally is None else tally.work.get((model, GPU))  # type: ignore[call-overload]
+        if work is None:
+            work = self.tally().row(model, GPU)
+        work.n_documents += n_documents
+        work.n_bytes += n_bytes
+        work.n_tokens += n_tokens
 
     def finish(self, bundle: Bundle | SecondTry, group: Group) -> None:
         """A group has results: write answers, and send back to the queue what is not complete."""
