@@ -89,9 +89,7 @@ def content_kind(document: str | bytes | memoryview) -> str:
         n_chars = min(len(document), SAMPLE)
         n_bytes = len(document[:SAMPLE].encode("utf-8", "surrogatepass"))
     else:
-        sample = document[:SAMPLE]
-        if not isinstance(sample, bytes):
-            sample = bytes(sample)
+        sample = document[:SAMPLE] if isinstance(document, bytes) else bytes(document[:SAMPLE])
         if sample.isascii():
             return ASCII
         n_chars, n_bytes = len(sample.decode("utf-8", "ignore")), len(sample)

@@ -103,25 +103,21 @@ class GroupCall:
         self._finisher = self._tokenizer.finisher(self._options)
         router, documents = self._router, self._documents
         if router.gpus.any and route != CPU and self._finisher is not None and documents:
-            n_bytes = len(documents[0]) if len(documents) == 1 else sum(map(len, documents))
-            first = documents[0]
+            first, n_documents = documents[0], len(documents)
+            n_bytes = len(first) if n_documents == 1 else sum(map(len, documents))
             kind = content_kind(first.data if isinstance(first, ReservedText) else first)
             key = self._tokenizer.spec.digest
-            choice = router.choose(key, kind, n_bytes, len(documents), route, deadline_ns)
+            choice = router.choose(key, kind, n_bytes, n_documents, route, deadline_ns)
             if choice.route == GPU:
+                texts = [text if isinstance(text, bytes) else _utf8(text) for text in documents]
+                count_only = self._options.count_only
                 self._group = group = Group(
-                    key,
-                    [text if isinstance(text, bytes) else _utf8(text) for text in documents],
-                    self._done,
-                    self._fell_back,
-                    count_only=self._options.count_only,
-                    kind=kind,
-                    deadline_ns=deadline_ns,
+                    key, texts, self._done, self._fell_back, count_only=count_only, kind=kind, deadline_ns=deadline_ns
                 )
                 gpu = router.gpus.route(choice.gpu)
-                if isinstance(first, ReservedText) and len(documents) == 1:
-                    group.lease = lease = lease_of(first)
-                    gpu = gpu if lease is None or not lease.route.ready else lease.route
+                if n_documents == 1 and isinstance(first, ReservedText) and (lease := lease_of(first)) is not None:
+                    group.lease = lease
+                    gpu = lease.route if lease.route.ready else gpu
                 gpu.submit(group)
                 return
             if route == GPU and choice.reason == NO_GPU:
@@ -134,7 +130,11 @@ class GroupCall:
 
     def _done(self, group: Group) -> None:
         try:
-            self._finish(group)
+            finisher = self._finisher
+            if finisher is not None and finisher.changes_nothing and not group.needs_cpu:
+                self._tell_of(group, group.ids, group.n_tokens)
+            else:
+                self._finish(group)
         except Exception as error:
             log.error("a group cannot be finished", extra={"error": type(error).__name__, "where": where(error)})
             self._tell(None, EngineFault("An internal error occurred; the call was not at fault. See the log."))
@@ -142,9 +142,6 @@ class GroupCall:
     def _finish(self, group: Group) -> None:
         finisher = self._finisher
         assert finisher is not None
-        if not group.needs_cpu and finisher.changes_nothing:
-            self._tell_of(group, group.ids, group.n_tokens)
-            return
         if group.needs_cpu:
             results: list[EncodedDocument | None] = [
                 None
@@ -165,7 +162,7 @@ class GroupCall:
 
     def _tell_of(self, group: Group, ids: list[Ids | None], n_tokens: list[int]) -> None:
         """Everything was answered by the GPU."""
-        self._router.tally().row(self._model, GPU).count(len(n_tokens), group.n_bytes, sum(n_tokens))
+        self._router.count_group(self._model, len(n_tokens), group.n_bytes, sum(n_tokens))
         self._tell(EncodedGroup(ids, n_tokens, GPU), None)  # type: ignore[arg-type]
 
     def _fell_back(self, group: Group, reason: str) -> None:

@@ -79,23 +79,23 @@ class Account:
         if not self.n_turns % MEASURED:
             self._hand_out_ns = (self._clocks.cpu() - self._turn_ns) // len(replays)
         each_ns = self._hand_out_ns
-        tally = self._tally
+        tally, quiet_ns = self._tally, self._quiet_ns
         for batch, completion in replays:
-            n_bytes, n_documents, engine_ns = batch.n_bytes, batch.n_documents, completion.engine_cpu_ns
-            key, stage_ns, replay_ns = batch.queue.key, batch.stage_cpu_ns, completion.replay_ns
-            capacity = batch.slot.size.capacity
-            tally.completed(key, capacity, n_bytes, n_documents, replay_ns, engine_ns, stage_ns, each_ns)
-            if completion.needs_cpu:
-                tally.needs_cpu.update(completion.needs_cpu.values())
+            n_bytes, n_documents, key = batch.n_bytes, batch.n_documents, batch.queue.key
+            engine_ns, stage_ns, replay_ns = completion.engine_cpu_ns, batch.stage_cpu_ns, completion.replay_ns
+            size = batch.slot.size.capacity
+            tally.completed(key, size, n_bytes, n_documents, replay_ns, engine_ns, stage_ns, each_ns)
             kind = (batch.shares[0][0] if batch.piece is None else batch.piece.group).kind
             # The size classes of costs, of the replay and of its documents.
             quiet = (key, kind, n_bytes.bit_length() >> 1, (n_bytes // n_documents).bit_length() >> 1)
-            if self._quiet_ns.get(quiet, 0) > now_ns and not completion.needs_cpu:
+            if completion.needs_cpu:
+                tally.needs_cpu.update(completion.needs_cpu.values())
+            elif quiet in quiet_ns and quiet_ns[quiet] > now_ns:
                 continue
             took_ns, cpu_ns = now_ns - batch.launched_ns, stage_ns + each_ns + engine_ns
             n_unanswered = len(completion.needs_cpu)
             replay = Replay(key, kind, n_bytes, n_documents, took_ns, cpu_ns, n_unanswered, replay_ns)
-            self._quiet_ns[quiet] = self._on_replay(replay) or 0
+            quiet_ns[quiet] = self._on_replay(replay) or 0
 
     def end_turn(self) -> None:
         """What was handed out has been taken."""

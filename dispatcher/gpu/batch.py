@@ -161,8 +161,7 @@ class Former:
         n_documents = group.n_waiting
         if queue.under_way and not self._is_worth(queue, n_documents, n_bytes):
             return None
-        slot = queue.take_slot(n_bytes, n_documents)
-        if slot is None:
+        if (slot := queue.take_slot(n_bytes, n_documents)) is None:
             return None
         group.n_waiting = group.waiting_bytes = 0
         batch = Batch(queue, slot, n_bytes, n_documents, group.count_only, [(group, None)], None, now_ns)

@@ -95,14 +95,15 @@ class Incarnation:
 
     def turn(self, timeout_s: float) -> None:
         """Wait for completions, launch what has formed meanwhile, then hand out results."""
-        self._account.begin_turn(not timeout_s)
+        if not timeout_s or not self._account.n_turns:
+            self._account.begin_turn(not timeout_s)
         try:
-            completions = self.link.wait(0.0 if self.is_filling else timeout_s)
+            completions = self.link.wait(0.0 if self._filling is not None or self._to_fill else timeout_s)
         except EngineLost:
             self.end(ENGINE_LOST)
             return
         now_ns = 0
-        if completions or self._events or self._returned or self.is_filling:
+        if completions or self._events or self._returned or self._filling is not None or self._to_fill:
             self._turn_thread = threading.get_ident()
             try:
                 now_ns = self._go_on(completions)
@@ -335,7 +336,7 @@ class Incarnation:
             self._events.append((self.former.unhold, queue, slot))
             if self.former.starved:
                 self.link.interrupt()
-        elif self.former.starved or queue.has_waiting:
+        elif self.former.starved or queue.shared or queue.filled or queue.alone:
             self._events.append((self.former.give_back, queue, slot))
         else:
             self._returned.append((queue, slot))

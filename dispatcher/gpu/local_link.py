@@ -46,15 +46,13 @@ _AT_FIRST, _BY_POLLING, _AFTER_NAP = range(3)
 class _Place:
     """A slot, its context, and the replay that is under way there."""
 
-    __slots__ = ("context", "due_ns", "launched_ns", "n_bytes", "n_documents", "patience_ns", "prediction", "slot")
+    __slots__ = ("context", "due_ns", "launched_ns", "n_bytes", "n_documents", "prediction", "slot")
 
     def __init__(self, slot: Slot, context: ExecutionContext, prediction: Prediction) -> None:
         self.slot, self.context, self.prediction = slot, context, prediction
         self.launched_ns = self.n_bytes = self.n_documents = 0
         self.due_ns = 0
-        """When a look is worth while."""
-        self.patience_ns = 0
-        """When the driver is asked."""
+        """When a look is worth while; much later the driver is asked."""
 
 
 class LocalLink:
@@ -113,8 +111,7 @@ class LocalLink:
         except DeviceFault as error:
             self._lose(str(error))
             raise EngineLost(self._lost) from None
-        predicted_ns = int(place.prediction.of(n_bytes))
-        place.due_ns, place.patience_ns = now_ns + predicted_ns, now_ns + predicted_ns + SILENT_NS
+        place.due_ns = now_ns + int(place.prediction.of(n_bytes))
         self._launched.append(place)
         if self._is_asleep:
             self._wake()
@@ -192,7 +189,7 @@ class LocalLink:
 
     def _due_ns(self, place: _Place, now_ns: int, early_ns: int) -> int:
         """When a nap for a replay should end. Asks the driver about one that is much too late."""
-        if now_ns <= place.patience_ns:
+        if now_ns <= place.due_ns + SILENT_NS:
             if self.may_oversleep:
                 return place.due_ns
             return place.due_ns - early_ns - int(SLACK * (place.due_ns - place.launched_ns))

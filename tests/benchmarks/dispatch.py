@@ -22,7 +22,7 @@ from pathlib import Path
 
 from dispatcher.gpu.options import LOCAL, PROCESS
 from dispatcher.policy import CPU
-from tests.benchmarks.dispatch_drills import LONG_RATES, Bench, huge_among_small, kill_one, long_documents
+from tests.benchmarks.dispatch_drills import KEPT_UP, LONG_RATES, Bench, huge_among_small, kill_one, long_documents
 from tests.benchmarks.dispatch_gigatoken import GigatokenTarget
 from tests.benchmarks.dispatch_load import Load
 from tests.benchmarks.dispatch_plot import plot
@@ -122,12 +122,17 @@ def _rows(
 
 
 def _policies(plan: Plan, bench: Bench, targets: list[CountingTarget]) -> Iterator[Row]:
+    """A target that does not keep up with a rate is not offered the next: it would still work on it meanwhile."""
+    left = list(targets)
     for rate in plan.rates:
         if not bench.has_time():
             return
         trial = bench.trial(Load(rate, plan.seconds, shape=plan.shape, seed=rate))
-        for target in targets:
-            yield trial.run(target, bench.generator_cpus, offered_per_s=rate)
+        for target in tuple(left):
+            row = trial.run(target, bench.generator_cpus, offered_per_s=rate)
+            if row["unanswered"] or row["achieved_per_s"] < KEPT_UP * trial.rate:
+                left.remove(target)
+            yield row
 
 
 def _separate_cpus(n_service: int) -> set[int] | None:
@@ -144,6 +149,12 @@ def line(row: Row) -> str:
     return "  ".join(
         f"{key}={_text(value)}" for key, value in row.items() if key != "counters" and value not in ([], {})
     )
+
+
+def rounded(row: Row) -> Row:
+    """A row as it is kept: without counters, with as many digits as say something."""
+    kept = {key: value for key, value in row.items() if key not in ("counters", "cpu_parts_us")}
+    return {key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in kept.items()}
 
 
 def _text(value: object) -> str:
@@ -191,7 +202,8 @@ def main() -> int:
     rows = run(plan, DeviceData(given["data"]))
     title = f"{plan.family}, documents of 1 to 16 KiB, {plan.n_cpus} CPUs, {plan.n_gpus} GPU"
     if given["json"]:
-        given["json"].write_text(json.dumps({"title": title, **rows}, indent=1))
+        compact = {part: [rounded(row) for row in some] for part, some in rows.items()}
+        given["json"].write_text(json.dumps({"title": title, **compact}, indent=1) + "\n")
     if given["plot"] and rows.get("policies"):
         plot(rows["policies"], given["plot"], title)
     everything = [row for part in rows.values() for row in part]
