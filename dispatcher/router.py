@@ -240,16 +240,6 @@ class Router:
         work.n_bytes += n_bytes
         work.n_tokens += n_tokens
 
-    def count_group(self, model: str, n_documents: int, n_bytes: int, n_tokens: int) -> None:
-        """Count documents that a GPU answered, on the calling thread."""
-        tally: WorkerTally | None = getattr(self._own, "tally", None)
-        work = None if tally is None else tally.work.get((model, GPU))  # type: ignore[call-overload]
-        if work is None:
-            work = self.tally().row(model, GPU)
-        work.n_documents += n_documents
-        work.n_bytes += n_bytes
-        work.n_tokens += n_tokens
-
     def finish(self, bundle: Bundle | SecondTry, group: Group) -> None:
         """A group has results: write answers, and send back to the queue what is not complete."""
         start_cpu_ns = time.thread_time_ns()
