@@ -107,7 +107,7 @@ def _trial(name: str, file: bytes, wanted: Wanted, report: Report, place: Place)
     cells = [cell for cell in found if cell is not None]
     report(f"{name}: the reference's ids")
     # In a copy, too: it starts threads.
-    expected = place(lambda: [_expected(reference, cell) for cell in cells])
+    expected = place(lambda: _expected(reference, cells))
     return _Trial(name, file, list(zip(cells, expected, strict=True)), wanted.budget, report, place)
 
 
@@ -159,8 +159,8 @@ def _shapes(wanted: Wanted) -> list[tuple[int, int]]:
     return list(dict.fromkeys(shapes))
 
 
-def _expected(reference: Tokenizer, cell: Cell) -> list[list[Ids]]:
-    """The reference's ids of every batch; all documents are encoded in one call, which takes all CPUs."""
-    texts = [text for batch in cell.batches for text in batch.texts]
+def _expected(reference: Tokenizer, cells: list[Cell]) -> list[list[list[Ids]]]:
+    """The reference's ids of every batch of every cell; all documents are encoded in one call, which takes all CPUs."""
+    texts = [text for cell in cells for batch in cell.batches for text in batch.texts]
     found = iter(reference.encode_batch_fast(texts, add_special_tokens=False))
-    return [[np.array(next(found).ids, np.uint32) for _ in batch.texts] for batch in cell.batches]
+    return [[[np.array(next(found).ids, np.uint32) for _ in batch.texts] for batch in cell.batches] for cell in cells]
