@@ -10,7 +10,7 @@ import msgpack
 import orjson
 import pytest
 
-from service.body_bounds import MAX_NODES, MAX_VALUES, PIECE_BYTES, check_json
+from service.body_bounds import MAX_NODES, MAX_VALUES, PIECE_BYTES, UNCOUNTED_BYTES, check_json
 from service.codecs import read_json, read_msgpack
 from service.dialects.body import read_json as read_dialect_json
 from service.errors import BodyTooLarge
@@ -37,6 +37,23 @@ def test_lists_of_many_items(read: Callable[[bytes], Any], item: bytes, most: in
     fits = most - 3
     assert len(read(b'{"ids":[' + b",".join([item] * fits) + b"]}")["ids"]) == fits
     assert is_refused(read, b'{"ids":[' + b",".join([item] * (most * 3 // 2)) + b"]}")
+
+
+@pytest.mark.parametrize(
+    ("densest", "per_node"),
+    [
+        (b"[" * 900 + b"]" * 900, 2),
+        (b"[],", 3),
+        (b"{},", 3),
+        (b'{"":0},', 3.5),
+        (b'{"":' * 900 + b"0" + b"}" * 900, 2.5),
+    ],
+)
+def test_what_is_not_counted_has_not_too_many(densest: bytes, per_node: float) -> None:
+    """However densely they stand, a body that is not looked through has no more nodes than one may have."""
+    n_nodes = len([byte for byte in densest if byte in b"[{:"])
+    assert len(densest) >= n_nodes * per_node
+    assert n_nodes / len(densest) * UNCOUNTED_BYTES + 8_000 < MAX_NODES
 
 
 def test_many_fields_are_refused() -> None:
