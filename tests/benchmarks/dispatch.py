@@ -34,6 +34,8 @@ RATES = (10_000, 20_000, 40_000, 60_000, 80_000, 100_000)
 PARTS = ("policies", "long", "huge", "kill")
 CORPORA = ("books", "code", "multilingual")
 WARM_UP_S = 0.4
+N_WORD_DOCUMENTS = 500
+"""What each thread of gigatoken sees before: 2 MB or so."""
 KILL_PART = 8
 """An engine is killed when an eighth of the load was offered."""
 
@@ -89,6 +91,9 @@ def run(plan: Plan, data: DeviceData, command: Sequence[str] = ()) -> dict[str, 
         targets: list[CountingTarget] = [service.target(policy) for policy in plan.policies]
         others = [gigatoken] if gigatoken else []
         documents = bench.trial(Load(plan.n_checked, 1.0, seed=1), 0).documents
+        if gigatoken:
+            words = bench.trial(Load(N_WORD_DOCUMENTS * plan.n_cpus, 1.0, seed=2), 0).documents
+            warm_up(gigatoken, words, 0.0, first=len(words))
         for target in (*targets, *others):
             n = check(target, documents, reference)
             warm_up(target, documents, WARM_UP_S)

@@ -164,15 +164,19 @@ def _counted(before: Counters, after: Counters, seconds: float) -> Row:
     return row
 
 
-def warm_up(target: Target, documents: Sequence[bytes], seconds: float) -> None:
-    """Offer documents in groups of growing size for a while: clocks rise, caches fill, costs are learned."""
+def warm_up(target: Target, documents: Sequence[bytes], seconds: float, first: int = 1) -> None:
+    """Offer documents in groups of growing size for a while: clocks rise, caches fill, costs are learned.
+
+    There is at least one group, of the `first` ones.
+    """
     until_s = time.perf_counter() + seconds
-    size = 1
-    while time.perf_counter() < until_s:
+    size, is_over = first, False
+    while not is_over:
         group = documents[:size]
         record = Record(len(group), n_samples=0)
         target.submit(0, group, record)
-        record.wait(DRAIN_S, rest_of(target))
+        record.wait(60.0 if size == first else DRAIN_S, rest_of(target))
+        is_over = time.perf_counter() >= until_s
         size = size % len(documents) + 1 if size < 16 else (size * 2) % (len(documents) + 1) or 1
 
 
