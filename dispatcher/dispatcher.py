@@ -25,7 +25,6 @@ from dispatcher.request import EncodeOptions, Route
 from dispatcher.router import GpuSet, NoGpus, Router
 from dispatcher.shadow import ShadowCheck
 from dispatcher.tokenizer import Tokenizer
-from dispatcher.way_back import WayBack
 from dispatcher.work_queue import WorkQueue
 from dispatcher.worker import Jobs, Worker
 from gpu_core.errors import SidetokError
@@ -70,18 +69,7 @@ class Dispatcher:
         self._queue = WorkQueue(n_cpus)
         self._done: deque[Job[Any]] = deque()
         self._in_flight: set[Job[Any]] = set()
-        self._way_back = WayBack()
-        self._ended_ns: deque[int] = deque()
-        """When workers handed over what waits for the loop, a moment for each round."""
-        self._router = Router(
-            options.policy,
-            gpus or NoGpus(),
-            self._queue,
-            self._collect,
-            self.shadow,
-            self.n_workers,
-            self._way_back,
-        )
+        self._router = Router(options.policy, gpus or NoGpus(), self._queue, self._collect, self.shadow, self.n_workers)
         self._workers = [
             Worker(self._queue, self._collect, self.shadow, f"sidetok-worker-{i}", self._router)
             for i in range(self.n_workers)
@@ -148,19 +136,12 @@ class Dispatcher:
     def deliver(self) -> None:
         """Hand finished jobs to their `on_done`."""
         self._waking = False
-        self._observe_way_back()
         done = self._done
         while done:
             job = done.popleft()
             self._leave(job)
             if not job.settled:
                 self._settle(job, job.answer, job.error)
-
-    def _observe_way_back(self) -> None:
-        ended_ns = self._ended_ns
-        if n := len(ended_ns):
-            now_ns = time.monotonic_ns()
-            self._way_back.observe(now_ns - sum([ended_ns.popleft() for _ in range(n)]) / n, now_ns)
 
     def snapshot(self) -> WorkerTally:
         """The sum of what the workers and the routes of GPUs counted; callable from any thread."""
@@ -202,16 +183,14 @@ class Dispatcher:
             for job in direct:
                 job.on_done(job.answer, job.error)
             jobs = [job for job in jobs if not job.is_direct]
-        if not jobs:
-            return
-        is_home = self._soon is not None and threading.get_ident() == self._home
-        if not is_home:
-            self._ended_ns.append(time.monotonic_ns())
         self._done.extend(jobs)
-        if not self._waking:
+        if jobs and not self._waking:
             self._waking = True
-            # At home: from a GPU route that the loop drives.
-            (self._soon if is_home and self._soon is not None else self._wake)(self.deliver)
+            if self._soon is not None and threading.get_ident() == self._home:
+                # From a GPU route that the loop drives.
+                self._soon(self.deliver)
+            else:
+                self._wake(self.deliver)
 
     def _give_up(self, job: Job[Any]) -> None:
         job.abandoned = True

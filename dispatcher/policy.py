@@ -3,7 +3,7 @@
 Both routes are predicted as if the work joined the end of their queues now:
 
     CPU   backlog / workers that are awake  +  wake-up  +  documents * (fixed + byte * mean size)
-          +  the wait for the event loop  +  what the documents on the GPU route lose by it
+          +  what the documents on the GPU route lose by it
     GPU   rest of the replay under way  +  replay of the batch that the work would be in  +  what needs the CPU then
           +  what it takes to get there and back
 
@@ -47,15 +47,10 @@ HANDOVER_NS = 20_000
 BUSY_DOCUMENTS = 8
 """... Busy is one with more documents, ..."""
 HANDOVERS_AT_MOST = 4.0
+"""... and never is the CPU route taken for slower than by so many times its own time."""
 KEEP_NS = 40_000
 """What a replay takes of the others on its way, in threads that are woken and change places: a worker that would encode
 the work itself hands it over only when the answer comes so much sooner."""
-HELD = 0.35
-"""Part of encoding that is taken to hold the interpreter, where that is what all wait for."""
-SHORT_TIMES = 2.0
-"""When encoded work waits for the event loop longer than encoding took, the interpreter is what is short: then a GPU
-route that takes less of it is chosen while it is slower by no more than so many times."""
-"""... and never is the CPU route taken for slower than by so many times its own time."""
 
 
 @dataclass(slots=True)
@@ -91,8 +86,6 @@ class CpuLoad(NamedTuple):
     """What an idle worker takes to begin."""
     is_first: bool = False
     """A worker chooses, which would go on at once: the others wait for it."""
-    back_ns: float = 0.0
-    """What an encoded document waits for whoever sends answers."""
 
 
 class Choice(NamedTuple):
@@ -163,19 +156,15 @@ def compare(
         cpu_ns += min(cpu_ns * HANDOVERS_AT_MOST, HANDOVER_NS * n_beyond / n_documents)
     if again > 0.0:
         gpu_ns += again * n_documents * cpu_cost.time.at(each)
-    takes_ns = _gpu_takes(each, gpu_cost, cpu_cost, again)
-    if cpu.back_ns > n_documents * cpu_cost.time.at(each):
-        if gpu_ns <= cpu_ns * SHORT_TIMES and takes_ns < HELD * cpu_cost.cpu.at(each):
-            return gpu_choice(gpu, LESS_CPU), 1.0
-    elif cpu.is_first:
+    if cpu.is_first:
         gpu_ns += KEEP_NS
     if gpu_ns <= cpu_ns:
         near = cpu_ns <= gpu_ns * (STAYS if last == CPU else MOVES)
-        if near and _is_less(cpu_cost.cpu.at(each), takes_ns):
+        if near and _is_less(cpu_cost.cpu.at(each), _gpu_takes(each, gpu_cost, cpu_cost, again)):
             return _CPU_CHOICE[LESS_CPU], 1.0
         return gpu_choice(gpu, FASTER), cpu_ns / gpu_ns
     near = gpu_ns <= cpu_ns * (STAYS if last == GPU else MOVES)
-    if near and _is_less(takes_ns, cpu_cost.cpu.at(each)):
+    if near and _is_less(_gpu_takes(each, gpu_cost, cpu_cost, again), cpu_cost.cpu.at(each)):
         return gpu_choice(gpu, LESS_CPU), 1.0
     return _CPU_CHOICE[FASTER], gpu_ns / cpu_ns
 
@@ -196,7 +185,7 @@ def best_gpu(
 def cpu_completion_ns(n_documents: int, each: int, load: CpuLoad, cost: RouteCost) -> float:
     """Predicted nanoseconds until documents of `each` bytes are encoded by one worker."""
     at = cost.time.at
-    run_ns = load.start_ns + n_documents * at(each) + load.back_ns
+    run_ns = load.start_ns + n_documents * at(each)
     if load.is_first:
         return run_ns
     waiting, n_awake = load.waiting_documents, load.n_workers - load.n_idle

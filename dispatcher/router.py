@@ -34,7 +34,6 @@ from dispatcher.meter import WorkerTally
 from dispatcher.policy import ADAPTIVE, CPU, GPU, NO_GPU, Choice, CpuLoad, GpuLoad
 from dispatcher.request import EncodedDocument, EncodeOptions, EncodeRequest, Request, Route
 from dispatcher.shadow import ShadowCheck
-from dispatcher.way_back import WayBack
 from dispatcher.work_queue import WorkQueue
 from gpu_core.normal_form import Rewriter
 
@@ -109,16 +108,14 @@ class Router:
         collect: Callable[[Sequence[Job[Any]]], None],
         shadow: ShadowCheck,
         n_workers: int,
-        way_back: WayBack | None = None,
     ) -> None:
-        """`collect` takes finished jobs, from any thread; `way_back` is what they wait for then."""
+        """`collect` takes finished jobs, from any thread."""
         self.gpus = gpus
         self.chooser = RouteChooser(gpus.costs, policy)
         self._queue = queue
         self._collect = collect
         self._shadow = shadow
         self._n_workers = n_workers
-        self._way_back = way_back or WayBack()
         self._gates: dict[int, GpuGate] = {}
         self._own = threading.local()
         self.tallies: list[WorkerTally] = []
@@ -194,8 +191,7 @@ class Router:
         start_ns = 0.0 if on_worker else queue.wake_ns
         # A worker that asks is one that would begin at once.
         n_idle = queue.n_idle + (on_worker and self._n_workers > 1)
-        back_ns = self._way_back.ns(now_ns) if on_worker else 0.0
-        cpu = CpuLoad(self._n_workers, n_idle, queue.waiting_bytes, queue.n_waiting, start_ns, on_worker, back_ns)
+        cpu = CpuLoad(self._n_workers, n_idle, queue.waiting_bytes, queue.n_waiting, start_ns, on_worker)
         return chooser.choose(key, kind, n_bytes, n_documents, cpu, loads, now_ns, policy, deadline_ns)
 
     def observing(self, requests: list[Read]) -> AbstractContextManager[None]:

@@ -20,7 +20,6 @@ from dispatcher.gpu.batch import RouteLimits
 from dispatcher.gpu.fake_link import Simulation
 from dispatcher.gpu.group import Group
 from dispatcher.policy import ADAPTIVE, CPU, FASTER, GPU, Choice, CpuLoad
-from dispatcher.way_back import WayBack
 from tests.dispatcher.route_rig import MODEL, Rig
 
 KIND = "ascii"
@@ -49,14 +48,6 @@ class Host:
     replay_ns: Callable[[int], int]
     """Of the device, by bytes."""
     n_workers: int = 8
-    loop_held_ns: int = 0
-    """Of the event loop for each document: half before it is queued, half when its answer is sent."""
-    max_round: int = 1
-    """Documents that a worker takes at once, if so many wait."""
-
-
-Taken = list[tuple[int, int]]
-"""Numbers of documents, and when they came."""
 
 
 class Service:
@@ -83,7 +74,6 @@ class Service:
         self._queue: deque[tuple[int, int]] = deque()
         self._free_ns = 0
         """When the interpreter is free."""
-        self._back = WayBack()
 
     def poisson(self, rate: float, n_documents: int, seed: int = 1) -> None:
         """Let documents come at a rate (per second), and everything be answered."""
@@ -117,69 +107,53 @@ class Service:
         return self._free_ns - now_ns
 
     def _arrive(self) -> None:
-        number, now_ns = len(self.latencies_ns), self.simulation.now_ns
+        self._queue.append((len(self.latencies_ns), self.simulation.now_ns))
         self.latencies_ns.append(0)
-        self._in_loop(1, partial(self._received, number, now_ns))
-
-    def _in_loop(self, n_documents: int, call: Callable[[], None]) -> None:
-        """Let the event loop do its half for some documents."""
-        if self.host.loop_held_ns:
-            self.simulation.after(self._hold(n_documents * self.host.loop_held_ns // 2), call)
-        else:
-            call()
-
-    def _received(self, number: int, since_ns: int) -> None:
-        self._queue.append((number, since_ns))
         self._next()
 
     def _next(self) -> None:
         if self._n_idle and self._queue:
             self._n_idle -= 1
-            taken = [self._queue.popleft() for _ in range(min(len(self._queue), self.host.max_round))]
-            self.simulation.after(self._hold(self.host.read_held_ns * len(taken)), partial(self._send, taken))
+            self.simulation.after(self._hold(self.host.read_held_ns), partial(self._send, *self._queue.popleft()))
 
-    def _send(self, taken: Taken) -> None:
-        """On a worker that has read some documents."""
-        host, now_ns, n = self.host, self.simulation.now_ns, len(taken)
-        loads, n_waiting, n_bytes = [self._gpu.route.load(MODEL)], len(self._queue), n * host.n_bytes
+    def _send(self, number: int, since_ns: int) -> None:
+        """On a worker that has read a document."""
+        host, now_ns = self.host, self.simulation.now_ns
+        loads, n_waiting = [self._gpu.route.load(MODEL)], len(self._queue)
         choice = None
         if self.chooser.policy == ADAPTIVE:
-            if n == 1 and self.chooser.stays(MODEL, KIND, n_bytes, 1, n_waiting, now_ns):
+            if self.chooser.stays(MODEL, KIND, host.n_bytes, 1, n_waiting, now_ns):
                 choice = Choice(CPU, FASTER)
             else:
-                choice = self.chooser.again(MODEL, KIND, n_bytes, n, loads, now_ns)
+                choice = self.chooser.again(MODEL, KIND, host.n_bytes, 1, loads, now_ns)
         if choice is None:
-            load = CpuLoad(
-                host.n_workers, self._n_idle + 1, n_waiting * host.n_bytes, n_waiting, 0.0, True, self._back.ns(now_ns)
-            )
-            choice = self.chooser.choose(MODEL, KIND, n_bytes, n, load, loads, now_ns)
-        self.routes += [choice.route] * n
-        self.reasons += [choice.reason] * n
+            load = CpuLoad(host.n_workers, self._n_idle + 1, n_waiting * host.n_bytes, n_waiting, is_first=True)
+            choice = self.chooser.choose(MODEL, KIND, host.n_bytes, 1, load, loads, now_ns)
+        self.routes.append(choice.route)
+        self.reasons.append(choice.reason)
         if choice.route == CPU:
             self.simulation.after(
-                self._hold(host.cpu_held_ns * n) + host.cpu_beside_ns * n, partial(self._encoded, taken, now_ns)
+                self._hold(host.cpu_held_ns) + host.cpu_beside_ns, partial(self._encoded, number, since_ns, now_ns)
             )
         else:
-            self.simulation.after(self._hold(host.submit_held_ns * n), partial(self._submitted, taken, now_ns))
+            self.simulation.after(self._hold(host.submit_held_ns), partial(self._submitted, number, since_ns, now_ns))
 
-    def _encoded(self, taken: Taken, started_ns: int) -> None:
-        host, now_ns, n = self.host, self.simulation.now_ns, len(taken)
-        cpu_ns = (host.cpu_held_ns + host.cpu_beside_ns) * n
-        self.chooser.costs.observe_cpu_route(MODEL, KIND, n * host.n_bytes, n, now_ns - started_ns, cpu_ns, now_ns)
-        if host.loop_held_ns:
-            self._back.observe(max(0, self._free_ns - now_ns), now_ns)
-        self._in_loop(n, partial(self._answered, taken))
+    def _encoded(self, number: int, since_ns: int, started_ns: int) -> None:
+        host, now_ns = self.host, self.simulation.now_ns
+        cpu_ns = host.cpu_held_ns + host.cpu_beside_ns
+        self.chooser.costs.observe_cpu_route(MODEL, KIND, host.n_bytes, 1, now_ns - started_ns, cpu_ns, now_ns)
+        self._answered(number, since_ns)
         self._n_idle += 1
         self._next()
 
-    def _submitted(self, taken: Taken, chosen_ns: int) -> None:
+    def _submitted(self, number: int, since_ns: int, chosen_ns: int) -> None:
         submit_ns = self.simulation.now_ns - chosen_ns
         self._gpu.route.submit(
             Group(
                 MODEL,
-                [self._document] * len(taken),
-                lambda group: self._replayed(taken, submit_ns),
-                lambda group, reason: self._answered([(number, 0) for number, _ in taken]),
+                [self._document],
+                lambda group: self._replayed(number, since_ns, submit_ns),
+                lambda group, reason: self._answered(number, 0),
             )
         )
         self._n_idle += 1
@@ -189,7 +163,7 @@ class Service:
         """From a launch to results at hand: the route waits for the interpreter like everybody."""
         return max(self.host.replay_ns(n_bytes), self._hold(self.host.replay_held_ns))
 
-    def _replayed(self, taken: Taken, submit_ns: int) -> None:
+    def _replayed(self, number: int, since_ns: int, submit_ns: int) -> None:
         now_ns = self.simulation.now_ns
         for seen in self._gpu.replays:
             each_ns = self.host.submit_held_ns + self.host.answer_held_ns
@@ -199,11 +173,9 @@ class Service:
                 replay_ns=self.host.replay_ns(seen.n_bytes),
             )
         self._gpu.replays.clear()
-        answer_ns = self._hold(self.host.answer_held_ns * len(taken))
+        answer_ns = self._hold(self.host.answer_held_ns)
         self.chooser.costs.observe_gpu_answer(MODEL, KIND, self.host.n_bytes, submit_ns + answer_ns, now_ns)
-        # Results come on the event loop, which sends the answers in the same turn.
-        self.simulation.after(self._hold(self.host.loop_held_ns // 2 * len(taken)), partial(self._answered, taken))
+        self.simulation.after(answer_ns, partial(self._answered, number, since_ns))
 
-    def _answered(self, taken: Taken) -> None:
-        for number, since_ns in taken:
-            self.latencies_ns[number] = self.simulation.now_ns - since_ns
+    def _answered(self, number: int, since_ns: int) -> None:
+        self.latencies_ns[number] = self.simulation.now_ns - since_ns

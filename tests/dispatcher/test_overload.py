@@ -23,22 +23,11 @@ HOSTS = {
     "5 KB, slow workers": Host(5_000, 2 * US, US, 400 * US, 5 * US, 10 * US, US, lambda n: 150 * US + n // 2),
 }
 
-BUSY_LOOP = Host(
-    5_000, 20 * US, 60 * US, 30 * US, 8 * US, 80 * US, 12 * US, lambda n: 70 * US + n // 10,
-    loop_held_ns=60 * US, max_round=64,
-)  # fmt: skip
-"""Reading and sending take most of the interpreter; alone, encoding is faster, and together replays are less work."""
-
 
 def run(name: str, rate: float, policy: str) -> Service:
     """Documents at a rate per second."""
-    return serve(HOSTS[name], rate, policy)
-
-
-def serve(host: Host, rate: float, policy: str) -> Service:
-    """The same for a host without a name."""
-    service = Service(host, policy)
-    service.poisson(rate, 250 if host.n_bytes > 100_000 else 3_000)
+    service = Service(HOSTS[name], policy)
+    service.poisson(rate, 250 if HOSTS[name].n_bytes > 100_000 else 3_000)
     return service
 
 
@@ -69,14 +58,3 @@ def test_exploration_is_rare_in_overload(name: str) -> None:
     """One document in a hundred at most takes a route only to see what it costs."""
     service = run(name, 2 * capacity(name), ADAPTIVE)
     assert service.reasons.count(EXPLORE) <= 0.01 * len(service.reasons)
-
-
-@pytest.mark.parametrize(("rate", "route"), [(2_000, CPU), (12_000, GPU), (20_000, GPU)])
-def test_a_host_whose_interpreter_is_short(rate: int, route: str) -> None:
-    """Where finished work waits for the event loop, what takes less of the interpreter is chosen; where nothing waits,
-    workers keep short work. Rate and median are within 10 % of those of the better route."""
-    adaptive = serve(BUSY_LOOP, rate, ADAPTIVE)
-    alone = [serve(BUSY_LOOP, rate, policy) for policy in (CPU, GPU)]
-    assert adaptive.share_of(route) >= 0.9
-    assert adaptive.per_second >= 0.9 * max(service.per_second for service in alone)
-    assert adaptive.median_ns <= 1.1 * min(service.median_ns for service in alone)

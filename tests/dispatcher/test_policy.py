@@ -194,24 +194,9 @@ def test_a_decision_is_cheap() -> None:
     assert best_ns / 100 < 20_000
 
 
-def test_encoded_work_that_waits_for_the_loop() -> None:
-    """The wait counts for the CPU route: results of a GPU come on the loop itself."""
-    assert choose(cost(50, 50), cost(80, 50), load=CpuLoad(4, 4, back_ns=10 * US)).route == CPU
-    assert choose(cost(50, 50), cost(80, 50), load=CpuLoad(4, 4, back_ns=45 * US)).route == GPU
-
-
 def test_a_worker_keeps_what_a_gpu_answers_little_sooner() -> None:
     """Handing over takes from the others on its way; a route that others wait for is another matter."""
     asks = CpuLoad(4, 4, is_first=True)
     assert choose(cost(130, 50), cost(100, 50), load=asks).route == CPU
     assert choose(cost(160, 50), cost(100, 50), load=asks).route == GPU
     assert choose(cost(130, 50), cost(100, 50)).route == GPU
-
-
-def test_an_interpreter_that_is_short() -> None:
-    """Where encoded work waits for the loop longer than encoding took, a GPU that takes less of it may be slower."""
-    short = CpuLoad(4, 4, is_first=True, back_ns=500 * US)
-    assert choose(cost(400, 100), cost(1_700, 20), load=short) == gpu_choice(0, LESS_CPU)
-    assert choose(cost(400, 100), cost(1_900, 20), load=short).route == CPU
-    assert choose(cost(400, 100), cost(1_700, 60), load=short).route == CPU
-    assert choose(cost(400, 100), cost(1_700, 20), load=short._replace(back_ns=300 * US)).route == CPU
