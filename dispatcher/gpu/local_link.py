@@ -178,7 +178,7 @@ class LocalLink:
         left_ns = until_ns - now_ns - early_ns
         for place in self._flying:
             left_ns = min(left_ns, self._due_ns(place, now_ns, early_ns) - now_ns)
-        if left_ns < MIN_NAP_NS:
+        if left_ns < (2 * MIN_NAP_NS if self.may_oversleep else MIN_NAP_NS):
             return False
         if left_ns > LONG_NAP_NS:
             self._sleep(left_ns)
