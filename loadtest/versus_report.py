@@ -69,6 +69,9 @@ def versus_table(results: Sequence[Result]) -> str:
     for result in results:
         for requests, by_contender in medians(result).items():
             gained = gains(by_contender)
+            if not SCENARIOS[result["scenario"]].closed:
+                # What comes of an offered rate says little: all who keep up with it have the same.
+                gained["rate"] = None
             rows.append(
                 [_what(result, requests)]
                 + [_cell(by_contender[name]) for name in names]

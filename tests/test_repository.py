@@ -25,6 +25,7 @@ SCRIPTS = [
     "scripts/check",
     "scripts/venv",
     "scripts/lock",
+    "scripts/rival",
     "deploy/docker/install",
 ]
 READERS = {"getenv", "getenvb", "environb", "expandvars", "expanduser"}
@@ -109,7 +110,7 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     assert broken == []
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "results").glob("*.json")), ids=relative)
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "results").rglob("*.json")), ids=relative)
 def test_results_name_no_place_of_the_machine(path: Path) -> None:
     """Texts, tokenizers and sockets of a committed result are named without the folders that they lay in."""
     assert re.findall(r'"(?:unix:)?/(?!health")[^"]*"', path.read_text(encoding="utf-8")) == []

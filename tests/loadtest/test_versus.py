@@ -87,6 +87,7 @@ def test_open_loops_and_probes(service: ServiceProcess, home: Path) -> None:
     table = versus_table([result])
     assert "| `/tokenize`, `short` at 40/s |" in table
     assert "| `/health` beside it, p50 / p99 |" in table
+    assert "x, –, " in table
 
 
 def test_gains() -> None:
