@@ -1,8 +1,9 @@
 """The route's side of one engine incarnation: who does what on which thread, and what happens when it ends.
 
-Whatever changes the queue is an event in a deque, which any thread may append to. `pump` takes the lock only if it is
-free: whoever holds it looks for events again after letting go, so none is left behind, and no thread ever waits for
-another one that fills a slot. Callbacks run outside the lock.
+Whatever changes the queue is an event in a deque, which any thread may append to; but a group that comes while nobody
+has the lock is queued, or launched, at once. `pump` takes the lock only if it is free: whoever holds it looks for
+events again after letting go, so none is left behind, and no thread ever waits for another one that fills a slot.
+Callbacks run outside the lock.
 """
 
 from __future__ import annotations
@@ -130,6 +131,10 @@ class Incarnation:
         now_ns = self._deliver(ended) if ended else 0
         if self._filling is not None or self._to_fill:
             self._fill_step()
+        if former.starved and self._returned:
+            # Something came to wait for a slot while it was given back.
+            with self._lock:
+                self._advance()
         if self._events or self._to_tell:
             self._pump()
         return now_ns
