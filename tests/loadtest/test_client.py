@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ from loadtest.client import CANNOT_CONNECT, CLOSED, MALFORMED, NOT_SENT, TIMED_O
 from loadtest.plan import Plan, PlanBuilder
 from loadtest.pool import Pool, write_pool
 from loadtest.target import Target, parse_target
-from loadtest.wire import HttpWire
+from loadtest.wire import Buffer, HttpWire
 from tests.loadtest.fake_server import FakeServer, Reply, faking, http, ids_of_bytes
 
 MS = 1_000_000
@@ -102,6 +104,40 @@ def test_latency_of_requests_that_wait_for_a_connection(pool: Pool) -> None:
     assert record.n_connections == 1
     assert (np.diff(record.sent_ns) > 0).all()
     assert ((record.done_ns - plan.at_ns) >= record.done_ns[0]).all()
+
+
+class WatchedOctets(NativeOctets):
+    """Says when the body of another request than the first has been made."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self.n_made = 0
+        self.made_another = threading.Event()
+
+    def body(self, kind: int, documents: Sequence[memoryview]) -> list[Buffer]:
+        """See `NativeOctets`."""
+        self.n_made += 1
+        if self.n_made > 1:
+            self.made_another.set()
+        return super().body(kind, documents)
+
+
+def test_the_next_request_is_made_while_its_connection_is_busy(pool: Pool) -> None:
+    """A server that answers only when the next request has been made is asked all the same; each is made once."""
+    plan, api = planned(pool, n=2, gap_ms=0), WatchedOctets()
+
+    def script(number: int, body: bytes) -> Reply:
+        return right(number, body) if api.made_another.wait(10) else b""
+
+    with faking(script) as server:
+        target = target_of(server)
+        client = Client(plan, pool, target, HttpWire(target.authority), api, connections=1, timeout_s=30)
+        record = client.run(time.monotonic_ns())
+    assert record.outcome.tolist() == [200, 200]
+    assert api.n_made == 2
+    assert [bytes(record.answers[row].body[0][:4]) for row in (0, 1)] == [
+        ids_of_bytes(bytes(pool.text(*plan.documents(row)[0])))[:4] for row in (0, 1)
+    ]
 
 
 @pytest.mark.parametrize("status", [400, 429, 500, 503])
