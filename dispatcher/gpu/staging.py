@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -54,8 +55,11 @@ def fill_alone(batch: Batch, n_filled: int, n_bytes: int) -> int:
     return end
 
 
-def _texts(batch: Batch) -> tuple[list[Text], list[int]]:
+def _texts(batch: Batch) -> tuple[Sequence[Text], list[int]]:
     """The documents of a shared batch and their lengths, in order."""
+    if len(batch.shares) == 1 and batch.shares[0][1] is None:
+        group = batch.shares[0][0]
+        return group.documents, group.lengths
     documents: list[Text] = []
     lengths: list[int] = []
     for group, numbers in batch.shares:
