@@ -1,18 +1,21 @@
 """Where the arrays of an execution context lie in its block of pinned memory and its block of device memory.
 
-pinned   completion │ document_starts │ header │ text │ ids │ token_starts │ document_tokens
+pinned   completion │ document_starts │ header │ text │ ids │ token_starts │ document_tokens │ document_decimals
+         │ decimals
 device   control │ document_flags │ tile_states │ fetched │ arrived │ and copies of all the others but the completion
+         and what has to do with decimals
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpu_core.decimal_layout import decimal_results
 from gpu_core.layout import Buffer, workspace
 
 ALIGNMENT = 256
 _SHARED = ("header", "document_starts", "text", "ids", "token_starts", "document_tokens")
-_PINNED = ("completion", *_SHARED)
+_PINNED = ("completion", *_SHARED, "document_decimals", "decimals")
 _DEVICE = ("control", "document_flags", "tile_states", "fetched", "arrived", *_SHARED)
 
 
@@ -39,8 +42,9 @@ class Arena:
 
 
 def arrange(capacity: int, max_documents: int, token_starts: bool) -> Arena:
-    """Lay out the arrays of `layout.workspace`."""
-    buffers = {buffer.name: buffer for buffer in workspace(capacity, max_documents, token_starts)}
+    """Lay out the arrays of `layout.workspace` and `decimal_layout.decimal_results`."""
+    all_of_them = *workspace(capacity, max_documents, token_starts), *decimal_results(capacity, max_documents)
+    buffers = {buffer.name: buffer for buffer in all_of_them}
     lengths = {name: buffer.length for name, buffer in buffers.items()}
     return Arena(_place(buffers, _PINNED), _place(buffers, _DEVICE), lengths)
 

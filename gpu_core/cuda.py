@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpu_core.errors import DeviceFault, DeviceUnavailable
+from gpu_core.execution import OutOfDeviceMemory
 from gpu_core.layout import kernel_directory
 from gpu_core.record import source_digest
 
@@ -31,11 +34,15 @@ __all__ = [
     "launch_of",
     "runtime",
     "stream_status",
+    "taking_memory",
     "upload",
 ]
 
 NOT_READY = 600
 """Status of a stream on which something runs."""
+
+_OUT_OF_MEMORY = 2
+"""Error of the runtime."""
 
 Launch = tuple[int, int, int, Any, Any]
 """Kernel address, blocks, threads, array of parameter addresses, and what these point to."""
@@ -50,6 +57,17 @@ def stream_status(stream: int) -> int:
     if status not in {0, NOT_READY}:
         raise DeviceFault(f"CUDA error {status}")
     return status
+
+
+@contextmanager
+def taking_memory() -> Iterator[None]:
+    """Raise `OutOfDeviceMemory`, or `DeviceFault`, for what CuPy raises meanwhile."""
+    try:
+        yield
+    except (cupy.cuda.memory.OutOfMemoryError, runtime.CUDARuntimeError) as error:
+        if getattr(error, "status", _OUT_OF_MEMORY) == _OUT_OF_MEMORY:
+            raise OutOfDeviceMemory from None
+        raise DeviceFault(str(error)) from None
 
 
 def upload(arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,8 +30,11 @@ from gpu_core.cuda import (
     read_behind,
     runtime,
     stream_status,
+    taking_memory,
     upload,
 )
+from gpu_core.decimal_device import CudaDecimals
+from gpu_core.decimal_layout import DECIMAL_KERNEL
 from gpu_core.decode_context import DecodeMemory
 from gpu_core.decode_device import CudaDecodeMemory
 from gpu_core.decode_layout import DECODE_KERNEL, DecodeArena
@@ -45,6 +50,7 @@ from gpu_core.layout import (
     COMPLETION,
     EPOCH_SHIFT,
     FETCHED,
+    FLAG_DECIMALS,
     FLAG_IDS,
     FLAG_TOKEN_STARTS,
     HEADER,
@@ -60,7 +66,6 @@ FIRST_BYTES = 256 << 10
 """Blocks of contexts up to this size are scheduled before those of larger ones that wait for a multiprocessor."""
 _INPUTS = ("header", "document_starts", "text")
 _RESULTS = ("ids", "token_starts", "document_tokens")
-_OUT_OF_MEMORY = 2
 _REGISTER_MAPPED = 2
 
 
@@ -119,6 +124,9 @@ class CudaDevice:
         self.tables = tables.struct({name: memory.ptr for name, memory in self._memory.items()})
         self.tile = tables.tile
         self.kernels, self._modules = compile_kernels(tables.defines, ("encode",))
+        of_all, modules = compile_kernels({}, (DECIMAL_KERNEL.name,))
+        self.kernels |= of_all
+        self._modules += modules
         self._joining: tuple[int, Any] | None = None
 
     @property
@@ -129,12 +137,8 @@ class CudaDevice:
 
     def context(self, size: SizeClass, pinned: memoryview | None = None) -> ExecutionContext:
         """See `Device.context`."""
-        try:
+        with taking_memory():
             return CudaContext(self, size, pinned)
-        except (cupy.cuda.memory.OutOfMemoryError, runtime.CUDARuntimeError) as error:
-            if getattr(error, "status", _OUT_OF_MEMORY) == _OUT_OF_MEMORY:
-                raise OutOfDeviceMemory from None
-            raise DeviceFault(str(error)) from None
 
     def joining(self) -> int:
         """The kernel that joins pieces, compiled when it is first asked for."""
@@ -146,15 +150,11 @@ class CudaDevice:
     def decode_memories(self, tables: DecodeTables, arena: DecodeArena, n_contexts: int) -> list[DecodeMemory]:
         """See `DecodeDevice.decode_memories`."""
         kernels, modules = compile_kernels({}, (DECODE_KERNEL.name,))
-        try:
+        with taking_memory():
             entries = upload({"pieces": tables.pieces, "pool": tables.pool})
             struct = tables.struct({name: memory.ptr for name, memory in entries.items()})
             kernel = kernels[DECODE_KERNEL.name]
             return [CudaDecodeMemory(kernel, struct, arena, (entries, modules)) for _ in range(n_contexts)]
-        except (cupy.cuda.memory.OutOfMemoryError, runtime.CUDARuntimeError) as error:
-            if getattr(error, "status", _OUT_OF_MEMORY) == _OUT_OF_MEMORY:
-                raise OutOfDeviceMemory from None
-            raise DeviceFault(str(error)) from None
 
 
 class CudaContext:
@@ -177,6 +177,8 @@ class CudaContext:
         self.ids = self._pinned_words("ids")
         self.token_starts = self._pinned_words("token_starts")
         self.document_tokens = self._pinned_words("document_tokens")
+        self.decimals = self._pinned_bytes("decimals", arena.lengths["decimals"]).data
+        self.document_decimals = self._pinned_words("document_decimals")
         completion = self._pinned_bytes("completion", COMPLETION.itemsize).data
         self._word, self._results = completion[:8].cast("Q"), completion[8:].cast("I")
         self._pack_header = struct.Struct("<QIIII").pack_into
@@ -194,14 +196,23 @@ class CudaContext:
         self.n_graphs = len(self._graphs)
         self._join: CudaJoin | None = None
         self._launches_of_pieces: list[Launch] = []
+        self._decimals, self._launches_of_decimals = self._make_decimals()
         for way in ways:
             # Once on an empty batch, so that nothing is left to load; those that fetch take turns by themselves.
             self.launch_as(way[0], 0, 0, 0)
             self.stream.synchronize()
             self.alive()
+        self.launch(0, 0, FLAG_DECIMALS, False)
+        self.stream.synchronize()
+        self.alive()
 
     def launch(self, n_bytes: int, n_documents: int, flags: int, resident: bool) -> None:
         """See `ExecutionContext.launch`."""
+        if flags & FLAG_DECIMALS:
+            behind = partial(self._decimals.launch, n_bytes=n_bytes, n_documents=n_documents)
+            flags = flags & ~FLAG_DECIMALS | FLAG_IDS
+            self._launch_two(self._launches_of_decimals, (n_bytes, n_documents, flags), behind)
+            return
         self.launch_as(choose(n_bytes, n_documents, resident), n_bytes, n_documents, flags)
 
     def launch_as(self, transfer: Transfer, n_bytes: int, n_documents: int, flags: int) -> None:
@@ -228,14 +239,21 @@ class CudaContext:
         return self._joiner().places
 
     def launch_pieces(self, n_bytes: int, n_pieces: int, flags: int) -> None:
-        """See `ExecutionContext.launch_pieces`. Not captured: the launches are as large as what they work on."""
-        join = self._joiner()
+        """See `ExecutionContext.launch_pieces`."""
+        behind = partial(self._joiner().launch, n_bytes=n_bytes, n_pieces=n_pieces, flags=flags)
+        self._launch_two(self._launches_of_pieces, (n_bytes, n_pieces, FLAG_IDS | FLAG_TOKEN_STARTS), behind)
+
+    def _launch_two(self, launches: list[Launch], job: tuple[int, int, int], behind: Callable[[int], None]) -> None:
+        """A replay over (bytes, documents) with flags, and a kernel behind it, which is told the epoch.
+
+        Not captured: the second is as large as what it works on.
+        """
         self._epoch += 1
-        self._pack_header(self._header, 0, self._epoch, n_bytes, n_pieces, FLAG_IDS | FLAG_TOKEN_STARTS, 0)
+        self._pack_header(self._header, 0, self._epoch, *job, 0)
         self._n_fetched += 1
         try:
-            self._run(self._launches_of_pieces[self._n_fetched & 1])
-            join.launch(self._epoch, n_bytes, n_pieces, flags)
+            self._run(launches[self._n_fetched & 1])
+            behind(self._epoch)
             if self._event is not None:
                 self._event.record(self.stream)
         except (runtime.CUDARuntimeError, driver.CUDADriverError) as error:
@@ -255,18 +273,32 @@ class CudaContext:
         pinned = {"ids": "joined_ids", "token_starts": "joined_starts", "document_tokens": "piece_tokens"}
         results = {field: self._address("pinned", name) for name, field in pinned.items()}
         results["completion"] = self._address("pinned", "completion")
-        try:
+        with taking_memory():
             join = CudaJoin(self._device.joining(), self.size.capacity, Sides(encoded, results), self._stream)
-        except (cupy.cuda.memory.OutOfMemoryError, runtime.CUDARuntimeError) as error:
-            if getattr(error, "status", _OUT_OF_MEMORY) == _OUT_OF_MEMORY:
-                raise OutOfDeviceMemory from None
-            raise DeviceFault(str(error)) from None
         for turn in (0, 1):
             batch = self._batch(FAR_RESIDENT, turn)
             batch["token_starts"], batch["completion"] = encoded["token_starts"], join.replay_completion
             self._launches_of_pieces.append(self._encode(batch))
         self._join = join
         return join
+
+    def _make_decimals(self) -> tuple[CudaDecimals, list[Launch]]:
+        """The kernel that writes decimals, and replays that it runs behind, by turn."""
+        encoded = {name: self._address("device", name) for name in ("ids", "document_tokens")}
+        pinned = {"ids": "written_ids", "document_tokens": "written_tokens"}
+        pinned |= {name: name for name in ("decimals", "document_decimals", "completion")}
+        results = {field: self._address("pinned", name) for name, field in pinned.items()}
+        kernel = self._device.kernels[DECIMAL_KERNEL.name]
+        decimals = CudaDecimals(kernel, self.size.capacity, encoded | results, self._stream)
+        launches = []
+        for turn in (0, 1):
+            batch = self._batch(FAR_RESIDENT, turn)
+            batch["token_starts"], batch["completion"] = (
+                self._address("pinned", "token_starts"),
+                decimals.replay_completion,
+            )
+            launches.append(self._encode(batch))
+        return decimals, launches
 
     def time_kernels(self, n_bytes: int, n_documents: int, flags: int) -> float:
         """Microseconds of `encode` on the device, with text and results there."""
@@ -353,7 +385,7 @@ class CudaContext:
 
     def _batch(self, transfer: Transfer, turn: int) -> NDArray[Any]:
         """The struct `Batch` of one transfer. Replays that fetch text take turns with two places for their header."""
-        where = dict.fromkeys(self._arena.lengths, "device") | {"completion": "pinned", "header": "pinned"}
+        where = dict.fromkeys(self._arena.device.offsets, "device") | {"completion": "pinned", "header": "pinned"}
         if transfer.text == "mapped":
             where |= dict.fromkeys(_INPUTS, "pinned")
         if transfer.results == "mapped":

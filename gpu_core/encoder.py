@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +26,21 @@ from gpu_core.execution import Device, ExecutionContext, OutOfDeviceMemory
 from gpu_core.filling import Lengths, fill, lengths_of, packed_starts
 from gpu_core.join_layout import fits
 from gpu_core.ladder import Ladder, Part, Plan
-from gpu_core.layout import FLAG_IDS, FLAG_NORMAL_FORM, FLAG_TOKEN_STARTS, REASON_NOT_NORMAL, REASON_TOO_LONG, REASONS
+from gpu_core.layout import (
+    FLAG_DECIMALS,
+    FLAG_IDS,
+    FLAG_NORMAL_FORM,
+    FLAG_TOKEN_STARTS,
+    REASON_NOT_NORMAL,
+    REASON_TOO_LONG,
+    REASONS,
+)
 from gpu_core.literals import device_literals
 from gpu_core.long_runs import LongRuns, Pieces, long_runs_of
 from gpu_core.normal_form import Normalize, Rewriter
 from gpu_core.options import GpuOptions
 from gpu_core.piecewise import PieceBatch, has_long_run, join_on_host
+from gpu_core.replay import Replay
 from gpu_core.safe_cut import Cuts, SafeCuts
 from gpu_core.spec import TokenizerSpec, read_spec
 from gpu_core.tables import load_tables
@@ -61,20 +69,6 @@ def load(data: bytes, options: GpuOptions | None = None, normalize: Normalize | 
         cuts_of(spec, tables),
         long_runs_of(spec, tables),
     )
-
-
-@dataclass(slots=True)
-class _Replay:
-    """One replay on its way."""
-
-    lease: Lease
-    n_bytes: int
-    n_documents: int
-    flags: int
-    resident: bool = False
-    pieces: bool = False
-    """Over pieces, in the place of documents."""
-    launched_ns: int = 0
 
 
 class Encoder:
@@ -147,7 +141,7 @@ class Encoder:
         lease.context.text[:n_bytes] = text
         lease.context.document_starts[: n_documents + 1] = starts
         times.fill_ns = time.perf_counter_ns() - begin
-        encoding = self._run(_Replay(lease, n_bytes, n_documents, self._flags(count_only, False)), times)
+        encoding = self._run(Replay(lease, n_bytes, n_documents, self._flags(count_only, False)), times)
         part = encoding.parts[0]
         return PackedEncoding(*part.packed(), encoding.needs_cpu, times, part)
 
@@ -161,7 +155,7 @@ class Encoder:
             raise ValueError("a resident result is that of one replay; this is more than the largest size class")
         times = Times()
         flags = self._flags(False, token_starts)
-        replay = _Replay(self.lease(n_bytes, n_documents), n_bytes, n_documents, flags, resident=True)
+        replay = Replay(self.lease(n_bytes, n_documents), n_bytes, n_documents, flags, resident=True)
         context = replay.lease.context
         _fill(context, documents, lengths, times)
         self._launch(replay, times)
@@ -185,10 +179,21 @@ class Encoder:
         raise NoFreeContext("all execution contexts of a fitting size are in use; release results, or ask for more")
 
     def replay(
-        self, lease: Lease, n_bytes: int, n_documents: int, *, count_only: bool = False, token_starts: bool = False
+        self,
+        lease: Lease,
+        n_bytes: int,
+        n_documents: int,
+        *,
+        count_only: bool = False,
+        token_starts: bool = False,
+        decimals: bool = False,
     ) -> Encoding:
-        """Encode what the caller wrote into the leased context's `text` and `document_starts`."""
-        return self._run(_Replay(lease, n_bytes, n_documents, self._flags(count_only, token_starts)), Times())
+        """Encode what the caller wrote into the leased context's `text` and `document_starts`.
+
+        `decimals`: ids also as decimal numbers, see `Encoding.decimals`; there are ids then, too.
+        """
+        flags = self._flags(count_only, token_starts) | (FLAG_DECIMALS | FLAG_IDS if decimals else 0)
+        return self._run(Replay(lease, n_bytes, n_documents, flags), Times())
 
     def plan(self, documents: Sequence[bytes | memoryview]) -> Plan:
         """How a batch beyond the largest class is taken apart."""
@@ -208,7 +213,7 @@ class Encoder:
         if self.ladder.fitting(n_bytes, len(documents)) == len(self._free):
             return self._encode_parts(documents, flags)
         times = Times()
-        replay = _Replay(self.lease(n_bytes, len(documents)), n_bytes, len(documents), flags)
+        replay = Replay(self.lease(n_bytes, len(documents)), n_bytes, len(documents), flags)
         _fill(replay.lease.context, documents, lengths, times)
         return self._run(replay, times)
 
@@ -268,7 +273,7 @@ class Encoder:
         """One replay over pieces, and what `PieceBatch.failures` says of it; None if no context can take it."""
         for size, free in zip(self.ladder.classes, self._free, strict=True):
             if free and fits(batch.n_bytes, batch.n_pieces, size.capacity, size.max_documents):
-                replay = _Replay(Lease(free), batch.n_bytes, batch.n_pieces, flags, pieces=True)
+                replay = Replay(Lease(free), batch.n_bytes, batch.n_pieces, flags, pieces=True)
                 break
         else:
             return None
@@ -280,7 +285,7 @@ class Encoder:
             return None
         times.fill_ns = time.perf_counter_ns() - begin
         self._launch(replay, times)
-        part = _result(replay)
+        part = PartResult(replay.lease, replay.n_documents, replay.flags)
         times.add_wait(self._wait(context, replay))
         missed = batch.failures(context.reports(batch.n_pieces)) if context.any_flagged() else {}
         part.take_documents(batch.firsts, batch.document_starts)
@@ -309,10 +314,10 @@ class Encoder:
         except NoFreeContext:
             return None
 
-    def _run(self, replay: _Replay, times: Times) -> Encoding:
+    def _run(self, replay: Replay, times: Times) -> Encoding:
         self._launch(replay, times)
         # While the device works: what is not done now adds to the time of the call.
-        part = _result(replay)
+        part = PartResult(replay.lease, replay.n_documents, replay.flags)
         needs_cpu: dict[int, str] = {}
         encoding = Encoding([part], None, replay.n_documents, needs_cpu, times)
         for document, reason in self._await(replay, times).items():
@@ -321,7 +326,7 @@ class Encoder:
             part.detach()
         return encoding
 
-    def _launch(self, replay: _Replay, times: Times) -> None:
+    def _launch(self, replay: Replay, times: Times) -> None:
         replay.launched_ns = time.perf_counter_ns()
         context = replay.lease.context
         if replay.pieces:
@@ -330,7 +335,7 @@ class Encoder:
             context.launch(replay.n_bytes, replay.n_documents, replay.flags, replay.resident)
         times.launch_ns += time.perf_counter_ns() - replay.launched_ns
 
-    def _await(self, replay: _Replay, times: Times) -> dict[int, int]:
+    def _await(self, replay: Replay, times: Times) -> dict[int, int]:
         """Wait until a replay is complete; document -> reason for those that need the CPU."""
         context = replay.lease.context
         times.add_wait(self._wait(context, replay))
@@ -339,7 +344,7 @@ class Encoder:
         words = context.reasons(replay.n_documents)
         return {int(document): int(words[document]) for document in np.flatnonzero(words)}
 
-    def _wait(self, context: ExecutionContext, replay: _Replay) -> Waited:
+    def _wait(self, context: ExecutionContext, replay: Replay) -> Waited:
         if self.options.wait == "block":
             begin = time.perf_counter_ns()
             context.block()
@@ -365,7 +370,7 @@ class _Parts:
         self._encoder, self._plan = encoder, plan
         self._documents = [memoryview(document) for document in documents]
         self._times = Times()
-        self._on_the_way: deque[_Replay] = deque()
+        self._on_the_way: deque[Replay] = deque()
         self._results: list[PartResult] = []
         self._n_detached = 0
         self._needs_cpu = dict.fromkeys(plan.uncut, NO_CUT)
@@ -375,7 +380,7 @@ class _Parts:
         for place, piece in enumerate(part.pieces):
             self._pieces[piece.document].append((number, place, piece.start))
         texts = [self._documents[piece.document][piece.start : piece.end] for piece in part.pieces]
-        replay = _Replay(self._lease(part), part.n_bytes, len(texts), flags)
+        replay = Replay(self._lease(part), part.n_bytes, len(texts), flags)
         _fill(replay.lease.context, texts, lengths_of(texts), self._times)
         self._encoder._launch(replay, self._times)
         self._on_the_way.append(replay)
@@ -403,7 +408,7 @@ class _Parts:
         part = self._plan.parts[len(self._results)]
         for place, reason in self._encoder._await(replay, self._times).items():
             self._needs_cpu[part.pieces[place].document] = REASONS[reason]
-        self._results.append(_result(replay))
+        self._results.append(PartResult(replay.lease, replay.n_documents, replay.flags))
         if not replay.flags & ~FLAG_NORMAL_FORM:
             self._results[-1].detach()
 
@@ -412,7 +417,3 @@ def _fill(context: ExecutionContext, documents: Sequence[bytes | memoryview], le
     begin = time.perf_counter_ns()
     fill(context, documents, lengths)
     times.fill_ns += time.perf_counter_ns() - begin
-
-
-def _result(replay: _Replay) -> PartResult:
-    return PartResult(replay.lease, replay.n_documents, replay.flags)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_core.execution import ExecutionContext
-from gpu_core.layout import FLAG_IDS, FLAG_TOKEN_STARTS
+from gpu_core.layout import FLAG_DECIMALS, FLAG_IDS, FLAG_TOKEN_STARTS
 from gpu_core.waiting import Waited
 
 Ids = NDArray[np.uint32]
@@ -55,7 +55,7 @@ class PartResult:
     The lease is held as long as the arrays are in the context's memory.
     """
 
-    __slots__ = ("document_tokens", "ids", "lease", "text_starts", "token_starts")
+    __slots__ = ("decimals", "document_decimals", "document_tokens", "ids", "lease", "text_starts", "token_starts")
 
     def __init__(self, lease: Lease, n_documents: int, flags: int) -> None:
         context = lease.context
@@ -66,6 +66,10 @@ class PartResult:
         self.token_starts: Ids | None = None
         self.text_starts: list[int] = []
         """Where each piece begins in the text of the part; only with token starts."""
+        self.decimals: memoryview | None = None
+        self.document_decimals = context.document_decimals[: n_documents + 1]
+        if flags & FLAG_DECIMALS:
+            self.decimals = context.decimals
         if flags & FLAG_IDS:
             self.ids = held(context.ids, lease)
         if flags & FLAG_TOKEN_STARTS:
@@ -86,6 +90,7 @@ class PartResult:
         """A part of one document that holds no context."""
         part = cls.__new__(cls)
         part.lease, part.ids, part.token_starts, part.text_starts = None, ids, token_starts, [0]
+        part.decimals, part.document_decimals = None, np.zeros(2, np.uint32)
         part.document_tokens = np.array([0, len(ids)], dtype=np.uint32)
         return part
 
@@ -100,6 +105,9 @@ class PartResult:
         n_tokens = int(self.document_tokens[-1])
         self.ids = None if self.ids is None else self.ids[:n_tokens].copy()
         self.token_starts = None if self.token_starts is None else self.token_starts[:n_tokens].copy()
+        self.document_decimals = self.document_decimals.copy()
+        if self.decimals is not None:
+            self.decimals = memoryview(bytes(self.decimals[: self.document_decimals.item(-1)]))
         self.release()
 
     def release(self) -> None:
@@ -166,6 +174,19 @@ class Encoding:
             tokens = part.document_tokens
             return _asked(part.ids)[tokens.item(document) : tokens.item(document + 1)]
         return _joined([_asked(part.ids)[begin:end] for part, begin, end, _shift in self._spans(document)])
+
+    def decimals(self, document: int) -> memoryview | None:
+        """Ids of a document as decimal numbers with commas between them, as long as the result is not released.
+
+        None if there are none: not asked for, answered by a second try, or more than there was room for.
+        """
+        if self._pieces is not None or document in self.needs_cpu:
+            return None
+        part = self.parts[0]
+        begin, end = part.document_decimals.item(document), part.document_decimals.item(document + 1)
+        if part.decimals is None or end > len(part.decimals):
+            return None
+        return part.decimals[begin : max(begin, end - 1)]
 
     def ids_of_several(self, first: int, end: int) -> tuple[Ids, NDArray[np.int64]]:
         """Ids of the documents from `first` to before `end`, none of which needs the CPU, and how many each has."""

@@ -33,8 +33,17 @@ class ExecutionContext(Protocol):
     document_tokens: NDArray[np.uint32]
     """Pinned: where each document's ids begin, and behind the last one the number of ids."""
 
+    decimals: memoryview
+    """Pinned: the ids of the last replay as decimal numbers, a comma behind each, if it was launched with
+    `FLAG_DECIMALS`; as far as there is room."""
+    document_decimals: NDArray[np.uint32]
+    """Pinned: where each document's decimals begin, and behind the last one the length of all, room or not."""
+
     def launch(self, n_bytes: int, n_documents: int, flags: int, resident: bool) -> None:
-        """Start a replay over the text and document starts. `flags` are those of the header."""
+        """Start a replay over the text and document starts. `flags` are those of the header, and `FLAG_DECIMALS`.
+
+        With that flag there are ids on the host, too, whatever else is asked for.
+        """
 
     def piece_places(self) -> NDArray[np.uint32]:
         """Pinned, writable: where each piece begins in the text of all documents, if a replay is over pieces.

@@ -16,9 +16,10 @@ from gpu_core.errors import DeviceFault
 from gpu_core.execution import ExecutionContext, OutOfDeviceMemory
 from gpu_core.join_layout import fits, max_pieces
 from gpu_core.ladder import SizeClass
-from gpu_core.layout import FLAG_IDS, FLAG_NORMAL_FORM, FLAG_TOKEN_STARTS
+from gpu_core.layout import FLAG_DECIMALS, FLAG_IDS, FLAG_NORMAL_FORM, FLAG_TOKEN_STARTS
 from gpu_core.options import GpuOptions
 from gpu_core.tables import Tables
+from gpu_core.twin_decimal import write_decimals
 from gpu_core.twin_join import EncodedPieces, Joined, join_pieces
 
 EncodeOne = Callable[[bytes], Sequence[tuple[int, int]] | int]
@@ -104,11 +105,13 @@ class HostContext:
         block = memoryview(bytearray(arena.pinned.n_bytes)) if pinned is None else pinned
         words = {
             name: np.frombuffer(block, np.uint32, arena.lengths[name], arena.pinned.offsets.get(name, 0))
-            for name in ("document_starts", "ids", "token_starts", "document_tokens")
+            for name in ("document_starts", "document_decimals", "ids", "token_starts", "document_tokens")
         }
-        first = arena.pinned.offsets["text"]
+        first, first_decimal = arena.pinned.offsets["text"], arena.pinned.offsets["decimals"]
         self.text = block[first : first + size.capacity]
+        self.decimals = block[first_decimal : first_decimal + arena.lengths["decimals"]]
         self.document_starts = words.pop("document_starts")
+        self.document_decimals = words.pop("document_decimals")
         self._host = words
         self.ids, self.token_starts, self.document_tokens = words.values()
         for array in words.values():
@@ -216,9 +219,12 @@ class HostContext:
             answer = encode(text[start:end])
             self._reasons.append(answer if isinstance(answer, int) else 0)
             pairs = np.array([] if isinstance(answer, int) else answer, dtype=np.uint32).reshape(-1, 2)
-            if flags & FLAG_IDS:
+            if flags & (FLAG_IDS | FLAG_DECIMALS):
                 results["ids"][position : position + len(pairs)] = pairs[:, 0]
             if flags & FLAG_TOKEN_STARTS:
                 results["token_starts"][position : position + len(pairs)] = pairs[:, 1] + start
             position += len(pairs)
         results["document_tokens"][len(starts) - 1] = self._n_tokens = position
+        if flags & FLAG_DECIMALS:
+            tokens = results["document_tokens"][: len(starts)]
+            write_decimals(results["ids"][:position], tokens, self.decimals, self.document_decimals)

@@ -45,6 +45,8 @@ FLAG_TOKEN_STARTS = 2
 """Header flag: write the byte position of each token's first byte, in the text of the whole batch."""
 FLAG_NORMAL_FORM = 4
 """Header flag: the gaps between added tokens are in normal form, so that the quick check is left out."""
+FLAG_DECIMALS = 8
+"""Of a launch, beside the flags of the header: write ids as decimal numbers, too (`gpu_core.decimal_layout`)."""
 
 HEADER = np.dtype(
     [("epoch", "<u8"), ("n_bytes", "<u4"), ("n_documents", "<u4"), ("flags", "<u4"), ("reserved", "<u4")],

@@ -11,12 +11,15 @@ from tokenizers import Tokenizer
 from gpu_core.decoder import DecodeOptions, load_decoder
 from gpu_core.layout import TILE
 from gpu_core.shim import HostPipeline
+from gpu_core.shim.decimals import HostDecimals
 from gpu_core.shim.decoding import HostDecodeDevice
 from gpu_core.shim.joining import HostJoin
 from gpu_core.spec import read_spec
 from gpu_core.tables import build_tables
+from gpu_core.twin_decimal import decimal_text
 from gpu_core.twin_join import join_pieces
 from tests.gpu_core.bridge_files import file_of
+from tests.gpu_core.decimal_ids import ids_of_lengths
 from tests.gpu_core.join_pieces import random_pieces
 from tests.gpu_core.texts import random_text
 
@@ -41,6 +44,7 @@ def main(family: str, cache_dir: str, *flags: str) -> None:
     pipeline.encode([b"\xff\xe4\xb8", b"\xb8"])
     decode(data, reference, HostDecodeDevice(Path(cache_dir), flags), rng)
     join(HostJoin(Path(cache_dir), flags=flags), rng)
+    decimals(HostDecimals(Path(cache_dir), flags=flags), rng)
     print(f"answered {n_answered}")
 
 
@@ -61,6 +65,16 @@ def join(kernel: HostJoin, rng: random.Random) -> None:
         for strange in (0.0, 0.1):
             pieces = random_pieces(rng, n_documents, n_pieces, strange)
             assert kernel(pieces).ids.tolist() == join_pieces(pieces).ids.tolist()
+
+
+def decimals(kernel: HostDecimals, rng: random.Random) -> None:
+    """Write numbers with room for all of them, and with less."""
+    for lengths in ([], [0, 5], [1023, 0, 1], [1024], [700] * 5):
+        ids, tokens = ids_of_lengths(rng, lengths)
+        text, starts = decimal_text(ids, tokens)
+        for room in (len(text), len(text) // 2):
+            got = kernel(ids, tokens, room)
+            assert (got.text, got.document_decimals.tolist()) == (text[:room], starts.tolist())
 
 
 if __name__ == "__main__":

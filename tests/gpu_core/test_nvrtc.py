@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_core.decimal_layout import DECIMAL_KERNEL
 from gpu_core.decode_layout import DECODE_KERNEL
 from gpu_core.join_layout import JOIN_KERNEL
 from gpu_core.layout import KERNELS, Kernel, kernel_directory
@@ -73,7 +74,7 @@ def test_kernels_compile(kernel: Kernel, architecture: str) -> None:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("kernel", [DECODE_KERNEL, JOIN_KERNEL], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", [DECODE_KERNEL, JOIN_KERNEL, DECIMAL_KERNEL], ids=lambda kernel: kernel.name)
 def test_kernels_of_all_tokenizers_compile(kernel: Kernel, architecture: str) -> None:
     """One kernel for all tokenizers, without a warning."""
     library = nvrtc()

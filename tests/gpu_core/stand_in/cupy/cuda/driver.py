@@ -26,7 +26,7 @@ class CUDADriverError(Exception):
 
 def add_kernel(name: str, defines: dict[str, int]) -> int:
     """The address of a kernel."""
-    entry = {"encode": "host.cpp", "decode": "decode_host.cpp", "join": "join_host.cpp"}[name]
+    entry = "host.cpp" if name == "encode" else f"{name}_host.cpp"
     library = ctypes.CDLL(str(build(defines, Path(os.environ["SHIM_CACHE"]), entry=entry)))
     _kernels.append((name, library))
     return len(_kernels) - 1
@@ -72,7 +72,8 @@ def _run(kernel: int, blocks: int, parameters: Any) -> None:
     with _running:
         if name == "encode":
             library.sidetok_encode(ctypes.c_void_p(parameters[0]), ctypes.c_void_p(parameters[1]), blocks, 0)
-        elif name == "join":
-            library.sidetok_join(ctypes.c_void_p(parameters[0]), ctypes.c_void_p(parameters[1]), blocks, 0)
+        elif name in {"join", "decimal"}:
+            kernel_of = library.sidetok_join if name == "join" else library.sidetok_decimal
+            kernel_of(ctypes.c_void_p(parameters[0]), ctypes.c_void_p(parameters[1]), blocks, 0)
         else:
             library.sidetok_decode(*(ctypes.c_void_p(parameters[i]) for i in range(3)), blocks, 0)

@@ -1,0 +1,45 @@
+"""Ids as decimal numbers on a GPU: memory of one context for the kernel, and launches of it."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from gpu_core.arena import ALIGNMENT
+from gpu_core.cuda import cupy, driver, launch_of, runtime
+from gpu_core.decimal_layout import DECIMAL_BATCH, DECIMAL_JOB, DECIMAL_KERNEL, ROOM, decimal_memory, n_id_blocks
+
+
+class CudaDecimals:
+    """Launches of the kernel behind the replays of one context."""
+
+    def __init__(self, kernel: int, capacity: int, sides: dict[str, int], stream: int) -> None:
+        """`sides`: addresses of what a replay leaves on the device and of the results, as fields of the batch.
+
+        Raises `OutOfMemoryError` of CuPy, or `CUDARuntimeError`.
+        """
+        self._stream, self._room = stream, ROOM * capacity
+        offsets, end = {}, 0
+        for buffer in decimal_memory(capacity):
+            offsets[buffer.name] = end
+            end += -(-buffer.n_bytes // ALIGNMENT) * ALIGNMENT
+        self._memory = cupy.cuda.Memory(end)
+        base = int(self._memory.ptr)
+        runtime.memsetAsync(base, 0, end, stream)
+        self.replay_completion = base + offsets["completion"]
+        """Where the replay writes that it is complete, for the kernel."""
+        batch = np.zeros((), dtype=DECIMAL_BATCH)
+        own = {name: base + offsets[name] for name in ("states", "control")}
+        for name, address in (sides | own | {"encoded": self.replay_completion}).items():
+            batch[name] = address
+        self._job: Any = np.zeros((), dtype=DECIMAL_JOB)
+        self._launch = launch_of(kernel, 1, DECIMAL_KERNEL.threads, batch, self._job)
+
+    def launch(self, epoch: int, n_bytes: int, n_documents: int) -> None:
+        """Behind the replay with this epoch, on its stream. There are no more ids than bytes."""
+        self._job[()] = (epoch, n_documents, self._room)
+        kernel, _blocks, threads, parameters, _structs = self._launch
+        blocks = n_id_blocks(n_bytes)
+        driver.launchKernel(kernel, blocks, 1, 1, threads, 1, 1, 0, self._stream, ctypes.addressof(parameters), 0)
