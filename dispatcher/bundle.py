@@ -55,6 +55,7 @@ class Bundle:
             count_only=options.count_only,
             kind=kind,
             deadline_ns=first.deadline_ns if alone else 0,
+            wants_decimals=any([request.lists_ids for request in self.requests]),
         )
         for job in self.jobs:
             job.route = GPU
@@ -67,8 +68,8 @@ class Bundle:
         finisher, needs_cpu, n_tokens = self._finisher, group.needs_cpu, group.n_tokens
         if group.count_only:
             return [None if i in needs_cpu else finisher.finish_view(b"", n_tokens[i]) for i in range(first, last)]
-        ids = group.ids
-        return [finished_ids(finisher, ids[i], n_tokens[i]) for i in range(first, last)]
+        ids, decimals = group.ids, group.decimals
+        return [finished_ids(finisher, ids[i], n_tokens[i], decimals.get(i)) for i in range(first, last)]
 
     def doubtful(self, group: Group, first: int, last: int) -> list[int]:
         """Which of these documents are worth a second try, counted from the first one."""
@@ -113,6 +114,7 @@ class SecondTry:
             kind=content_kind(request.documents[self._numbers[0]]),
             deadline_ns=job.deadline_ns,
             normal_form=True,
+            wants_decimals=request.lists_ids,
         )
         job.route = GPU
         return group
@@ -127,7 +129,7 @@ class SecondTry:
             results[number] = (
                 finisher.finish_view(b"", n_tokens)
                 if group.count_only
-                else finished_ids(finisher, group.ids[at], n_tokens)
+                else finished_ids(finisher, group.ids[at], n_tokens, group.decimals.get(at))
             )
         return results
 
@@ -147,12 +149,17 @@ def doubtful(group: Group, first: int, last: int) -> list[int]:
     return [i - first for i, reason in sorted(group.needs_cpu.items()) if first <= i < last and reason == NOT_NORMAL]
 
 
-def finished_ids(finisher: Finisher, ids: Ids | None, n_tokens: int) -> EncodedDocument | None:
+def finished_ids(
+    finisher: Finisher, ids: Ids | None, n_tokens: int, decimals: bytes | None = None
+) -> EncodedDocument | None:
     """The result of one document; ids that lie in a slot are copied, and the slot is given back."""
     if ids is None:
         return None
     if isinstance(ids, HeldIds):
         result = finisher.finish_view(ids.data, n_tokens)
         ids.release()
-        return result
-    return finisher.finish(ids)
+    else:
+        result = finisher.finish(ids)
+    if decimals is not None:
+        result.decimals = finisher.decimals(decimals, n_tokens)
+    return result

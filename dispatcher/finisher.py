@@ -12,7 +12,7 @@ NO_SPECIAL_TOKENS = SpecialTokens()
 class Finisher:
     """Cuts to `max_tokens`, adds special tokens, drops the ids of a mere count. One for each set of options."""
 
-    __slots__ = ("_after", "_before", "_count_only", "_from_left", "_n_special", "_room", "changes_nothing")
+    __slots__ = ("_after", "_around", "_before", "_count_only", "_from_left", "_n_special", "_room", "changes_nothing")
 
     def __init__(self, special_tokens: SpecialTokens, options: EncodeOptions) -> None:
         """`special_tokens` are the tokenizer's. Raises `InvalidOption` when `max_tokens` has no room for them."""
@@ -20,6 +20,7 @@ class Finisher:
             special_tokens = NO_SPECIAL_TOKENS
         self._room = room_for(options, special_tokens.n_tokens)
         self._before, self._after = special_tokens
+        self._around = b"".join(b"%d," % i for i in _ids(self._before)), b"".join(b",%d" % i for i in _ids(self._after))
         self._n_special = special_tokens.n_tokens
         self._count_only = options.count_only
         self._from_left = options.truncation_side == "left"
@@ -31,6 +32,13 @@ class Finisher:
         if self.changes_nothing:
             return EncodedDocument(ids, len(ids) >> 2)
         return self.finish_view(ids, len(ids) >> 2)
+
+    def decimals(self, text: bytes, n_tokens: int) -> tuple[bytes, ...]:
+        """For a document whose ids are so many, and are this as decimal numbers with commas between them: the same of
+        its result, in pieces; none where the result is not made of all of them."""
+        if self._count_only or (self._room is not None and n_tokens > self._room):
+            return ()
+        return self._around[0], text, self._around[1]
 
     def finish_view(self, ids: bytes | memoryview, n_tokens: int) -> EncodedDocument:
         """The same for ids that may lie in memory of somebody else: what is kept of them is copied.
@@ -48,3 +56,7 @@ class Finisher:
         if self._count_only:
             return EncodedDocument(b"", n_tokens, truncated)
         return EncodedDocument(b"".join((self._before, ids, self._after)), n_tokens, truncated)
+
+
+def _ids(packed: bytes) -> tuple[int, ...]:
+    return tuple(memoryview(packed).cast("I"))

@@ -55,6 +55,8 @@ class EncodedDocument:
     token_strings: list[str] | None = None
     special_tokens_mask: NDArray[np.uint8] | None = None
     """(n_tokens,): 1 for ids that the post-processor added."""
+    decimals: tuple[bytes, ...] = ()
+    """The ids as decimal numbers with commas between them, in pieces, where a GPU wrote them."""
 
 
 @dataclass(slots=True)
@@ -73,6 +75,8 @@ class EncodeRequest:
     utf8: Sequence[bytes | memoryview] | None = None
     """The documents as they came, where they came as UTF-8; never looked at once the answer is there."""
 
+    lists_ids: bool = False
+    """The answer has ids as decimal numbers, which a GPU may write."""
     is_slow_to_write: bool = False
     """The answer takes far more than its ids; see `dispatcher.router.WRITE_BYTES`."""
 

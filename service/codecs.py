@@ -20,6 +20,7 @@ import orjson
 from numpy.typing import NDArray
 
 from dispatcher.errors import InvalidText
+from dispatcher.request import EncodedDocument
 from service.body_bounds import MAX_NODES, MAX_VALUES, MsgpackCounter, check_json, too_many_values
 from service.endpoint import Head
 from service.errors import BodyTooLarge, InvalidBody, UnsupportedMediaType
@@ -200,6 +201,13 @@ def array_json(values: NDArray[Any]) -> bytes:
 def ids_json(ids: bytes) -> bytes:
     """Packed ids as a JSON array."""
     return array_json(np.frombuffer(ids, "<u4"))
+
+
+def listed_ids(document: EncodedDocument) -> tuple[bytes, ...]:
+    """The ids of a document as a JSON array, in pieces: those that a GPU wrote, if it did."""
+    if document.decimals:
+        return b"[", *document.decimals, b"]"
+    return (ids_json(document.ids),)
 
 
 def _pieces(values: NDArray[Any]) -> Iterator[bytes | memoryview]:

@@ -22,8 +22,8 @@ from service.codecs import (
     answer_codec,
     array_json,
     check_count,
-    ids_json,
     ids_of,
+    listed_ids,
     read_fields,
     text_of,
 )
@@ -81,6 +81,7 @@ class Encode:
         options = encode_options(tuple(fields.items()), self.count_only)
         request = HashedRequest if hashes is not None else EncodeRequest
         it = request(model.name, model.ready_tokenizer, documents, options, len(body), is_batch, route, utf8)
+        it.lists_ids = not self.count_only and answer_codec(head) is JSON
         if isinstance(it, HashedRequest):
             it.hashes, it.is_slow_to_write = hashes, True
         return it
@@ -235,14 +236,14 @@ def _columns(options: EncodeOptions) -> list[str]:
 def _fields(
     request: EncodeRequest,
     result: list[EncodedDocument],
-    ids: Callable[[bytes], Any],
+    ids: Callable[[EncodedDocument], Any],
     array: Callable[[Any], Any],
     hashes: Callable[[Any], Any],
 ) -> Fields:
     """The answer as named fields, written by the three functions; lists of values for a batch."""
     columns: Fields = {"count": [document.n_tokens for document in result]}
     if not request.options.count_only:
-        columns["ids"] = [ids(document.ids) for document in result]
+        columns["ids"] = [ids(document) for document in result]
     for name in _columns(request.options):
         values = [getattr(document, name) for document in result]
         columns[name] = [array(value) if isinstance(value, np.ndarray) else value for value in values]
@@ -270,7 +271,7 @@ def _write_json(request: EncodeRequest, result: list[EncodedDocument]) -> tuple[
     fields = _fields(
         request,
         result,
-        lambda ids: orjson.Fragment(ids_json(ids)),
+        lambda document: orjson.Fragment(b"".join(listed_ids(document))),
         lambda array: orjson.Fragment(array_json(array)),
         list,
     )
@@ -278,7 +279,8 @@ def _write_json(request: EncodeRequest, result: list[EncodedDocument]) -> tuple[
 
 
 def _write_msgpack(request: EncodeRequest, result: list[EncodedDocument]) -> tuple[bytes, bytes]:
-    return msgpack.packb(_fields(request, result, bytes, lambda array: array.tobytes(), packed)), MSGPACK
+    fields = _fields(request, result, lambda document: document.ids, lambda array: array.tobytes(), packed)
+    return msgpack.packb(fields), MSGPACK
 
 
 def _write_octets(

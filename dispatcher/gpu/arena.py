@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from dispatcher.gpu.link import Slot
 from gpu_core.arena import Block, arrange
+from gpu_core.decimal_layout import ROOM
 from gpu_core.ladder import SizeClass, size_classes, within_budget
 from gpu_core.options import GpuOptions
 
@@ -52,7 +53,7 @@ class SlotPlace:
 
     def slot(self, number: int, model_key: str, memory: memoryview) -> Slot:
         """The frontend's view, with the number that the slot has in messages."""
-        text = self.offset + self.block.offsets["text"]
+        text, decimals = (self.offset + self.block.offsets[name] for name in ("text", "decimals"))
         n_starts = self.size.max_documents + 1
         return Slot(
             number,
@@ -62,6 +63,8 @@ class SlotPlace:
             self._words(memory, "document_starts", n_starts),
             self._words(memory, "ids", self.size.capacity),
             self._words(memory, "document_tokens", n_starts),
+            memory[decimals : decimals + ROOM * self.size.capacity],
+            self._words(memory, "document_decimals", n_starts),
         )
 
     def _words(self, memory: memoryview, name: str, length: int) -> NDArray[np.uint32]:

@@ -24,8 +24,10 @@ from numpy.typing import NDArray
 
 from dispatcher.gpu.link import Completion, EngineLost, Slot
 from dispatcher.gpu.route import GpuRoute
+from gpu_core.decimal_layout import ROOM
 from gpu_core.ladder import SizeClass
 from gpu_core.layout import REASON_NOT_NORMAL, REASONS
+from gpu_core.twin_decimal import write_decimals
 
 KIB = 1 << 10
 NOT_NORMAL = REASONS[REASON_NOT_NORMAL]
@@ -91,6 +93,8 @@ def make_slots(
             np.zeros(size.max_documents + 1, np.uint32),
             np.full(size.capacity, POISON, np.uint32),
             np.full(size.max_documents + 1, POISON, np.uint32),
+            memoryview(bytearray(ROOM * size.capacity)),
+            np.full(size.max_documents + 1, POISON, np.uint32),
         )
         for size in sizes
         for _ in range(n_each)
@@ -130,6 +134,8 @@ class FakeEngine:
         self._free_ns = [0] * n_lanes
         self.normal_forms: list[bool] = []
         """Of every launch, whether its texts were said to be in normal form."""
+        self.decimals: list[bool] = []
+        """Of every launch, whether ids were to be written as decimal numbers, too."""
         self._running: list[tuple[int, int, Completion, bool]] = []
         self._is_lost = False
         self._lost_after = -1
@@ -160,7 +166,15 @@ class FakeEngine:
         """The engine dies at the launch after so many more."""
         self._lost_after = n_launches
 
-    def launch(self, slot: Slot, n_bytes: int, n_documents: int, count_only: bool, normal_form: bool = False) -> None:
+    def launch(
+        self,
+        slot: Slot,
+        n_bytes: int,
+        n_documents: int,
+        count_only: bool,
+        normal_form: bool = False,
+        decimals: bool = False,
+    ) -> None:
         """See `EngineLink.launch`."""
         if self._lost_after == 0:
             self.lose()
@@ -176,6 +190,7 @@ class FakeEngine:
         with self._changed:
             self.launches.append((slot.number, n_bytes, n_documents, count_only))
             self.normal_forms.append(normal_form)
+            self.decimals.append(decimals)
             heapq.heappush(self._running, (end_ns, len(self.launches), completion, count_only))
             self._changed.notify_all()
         self._due_at(end_ns)
@@ -191,7 +206,12 @@ class FakeEngine:
             completions = []
             while not self.is_hung and self._running and self._running[0][0] <= self._clock():
                 _end_ns, number, completion, count_only = heapq.heappop(self._running)
-                self._finish(completion, self.launches[number - 1][2], count_only, self.normal_forms[number - 1])
+                n_documents = self.launches[number - 1][2]
+                self._finish(completion, n_documents, count_only, self.normal_forms[number - 1])
+                if self.decimals[number - 1]:
+                    slot = completion.slot
+                    tokens = slot.document_tokens[: n_documents + 1]
+                    write_decimals(slot.ids[: completion.n_tokens], tokens, slot.decimals, slot.document_decimals)
                 completions.append(completion)
         return completions
 

@@ -22,6 +22,9 @@ Text = bytes | memoryview
 Ids = bytes | HeldIds
 """Packed little-endian uint32, 4 bytes per id."""
 
+DECIMALS_FROM = 1 << 14
+"""Bytes of a document whose ids the device writes as decimal numbers: with fewer, a second kernel gains nothing."""
+
 ENGINE_LOST = "engine lost"
 ENGINE_SILENT = "engine silent"
 NOT_READY = "not ready"
@@ -47,6 +50,7 @@ class Group:
         "count_only",
         "cuts",
         "deadline_ns",
+        "decimals",
         "documents",
         "ids",
         "kind",
@@ -70,6 +74,7 @@ class Group:
         "settled",
         "submitted_ns",
         "waiting_bytes",
+        "wants_decimals",
     )
 
     def __init__(
@@ -83,10 +88,12 @@ class Group:
         kind: str = "ascii",
         deadline_ns: int = 0,
         normal_form: bool = False,
+        wants_decimals: bool = False,
     ) -> None:
         """`kind` is the content kind for the observed costs; `deadline_ns` on the route's clock, 0 = never.
 
         `normal_form`: the documents were rewritten to normal form, which the device need not check (`gpu_core`).
+        `wants_decimals`: ids of long documents are to be written as decimal numbers, too.
         """
         self.model_key = model_key
         self.documents = documents
@@ -99,6 +106,7 @@ class Group:
         self.lengths = lengths = [*map(len, documents)]
         self.n_bytes = self.waiting_bytes = sum(lengths)
         """`waiting_bytes` are those of the documents that are counted in `n_waiting`."""
+        self.wants_decimals = wants_decimals and max(lengths, default=0) >= DECIMALS_FROM
         self.cancelled = self.settled = False
         """`cancelled` may be set from any thread: what is not launched yet leaves, with the reason `CANCELLED`.
         `settled`: one of the callbacks was or is being called."""
@@ -107,6 +115,8 @@ class Group:
         took from the choice of the route until it submitted the group."""
         self.ids: list[Ids | None] = []
         """By document, once done; None for those in `needs_cpu`. Empty with `count_only`."""
+        self.decimals: dict[int, bytes] = {}
+        """Ids of documents as decimal numbers with commas between them, once done: those that the device wrote."""
         self.n_tokens: list[int] = []
         """By document, once done; 0 for those in `needs_cpu`."""
         self.lease: Lease | None = None

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from gpu_core.errors import SidetokError
 from gpu_core.ladder import SizeClass
+from gpu_core.layout import FLAG_DECIMALS, FLAG_IDS, FLAG_NORMAL_FORM
 
 
 class EngineLost(SidetokError):
@@ -41,6 +42,10 @@ class Slot:
     """The ids of all documents, once completed."""
     document_tokens: NDArray[np.uint32]
     """(max_documents + 1,): where the ids of each document begin, and the end of the last, once completed."""
+    decimals: memoryview
+    """The ids of all documents as decimal numbers, a comma behind each, as far as there is room; if asked for."""
+    document_decimals: NDArray[np.uint32]
+    """(max_documents + 1,): where the decimals of each document begin, and the end of the last, room or not."""
 
 
 ALL_ANSWERED: Mapping[int, str] = MappingProxyType({})
@@ -60,6 +65,12 @@ class Completion:
     """Documents that the device does not answer, with the reason."""
 
 
+def launch_flags(count_only: bool, normal_form: bool, decimals: bool) -> int:
+    """Those of an execution context, see `gpu_core.layout`."""
+    flags = (0 if count_only else FLAG_IDS) | (FLAG_NORMAL_FORM if normal_form else 0)
+    return flags | (FLAG_DECIMALS if decimals else 0)
+
+
 class EngineLink(Protocol):
     """One engine. `launch` under the route's lock; `wait` by one thread; `interrupt` and `n_slots` from any thread."""
 
@@ -70,10 +81,19 @@ class EngineLink(Protocol):
     def slots(self, model_key: str) -> Sequence[Slot]:
         """All slots of a tokenizer, smallest class first; empty when this engine does not serve it."""
 
-    def launch(self, slot: Slot, n_bytes: int, n_documents: int, count_only: bool, normal_form: bool = False) -> None:
+    def launch(
+        self,
+        slot: Slot,
+        n_bytes: int,
+        n_documents: int,
+        count_only: bool,
+        normal_form: bool = False,
+        decimals: bool = False,
+    ) -> None:
         """Start a replay over what was written to the slot. Does not block. Raises `EngineLost`.
 
-        `normal_form`: the texts certainly are in normal form, so the device does not check it.
+        `normal_form`: the texts certainly are in normal form, so the device does not check it. `decimals`: ids are
+        written as decimal numbers, too.
         """
 
     def wait(self, timeout_s: float | None) -> list[Completion]:

@@ -18,12 +18,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from dispatcher.gpu.link import ALL_ANSWERED, Completion, EngineLost, Slot
+from dispatcher.gpu.link import ALL_ANSWERED, Completion, EngineLost, Slot, launch_flags
 from dispatcher.gpu.readable import wait_readable
 from gpu_core.contexts import set_up
 from gpu_core.errors import DeviceFault
 from gpu_core.execution import ExecutionContext, Gpu
-from gpu_core.layout import FLAG_IDS, FLAG_NORMAL_FORM, REASONS
+from gpu_core.layout import REASONS
 from gpu_core.options import GpuOptions
 from gpu_core.tables import Tables
 from gpu_core.waiting import SILENT_NS, SLACK, TIMEOUT_NS, Lateness, Prediction, sharpen_sleep
@@ -96,7 +96,15 @@ class LocalLink:
         """See `EngineLink`."""
         return self._slots.get(model_key, ())
 
-    def launch(self, slot: Slot, n_bytes: int, n_documents: int, count_only: bool, normal_form: bool = False) -> None:
+    def launch(
+        self,
+        slot: Slot,
+        n_bytes: int,
+        n_documents: int,
+        count_only: bool,
+        normal_form: bool = False,
+        decimals: bool = False,
+    ) -> None:
         """See `EngineLink`."""
         place = self._places.get(slot.number)
         if place is None or self._lost:
@@ -105,7 +113,7 @@ class LocalLink:
             self._attach()
         place.n_bytes, place.n_documents = n_bytes, n_documents
         place.launched_ns = now_ns = time.perf_counter_ns()
-        flags = (0 if count_only else FLAG_IDS) | (FLAG_NORMAL_FORM if normal_form else 0)
+        flags = launch_flags(count_only, normal_form, decimals)
         try:
             place.context.launch(n_bytes, n_documents, flags, False)
         except DeviceFault as error:
@@ -262,6 +270,8 @@ class LocalLink:
                     context.document_starts,
                     context.ids,
                     context.document_tokens,
+                    context.decimals,
+                    context.document_decimals,
                 )
                 self._n_made += 1
                 self._places[slot.number] = _Place(slot, context, prediction)

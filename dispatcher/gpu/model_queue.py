@@ -39,6 +39,13 @@ class Batch:
         """Whether its texts were rewritten to normal form."""
         return (self.shares[0][0] if self.piece is None else self.piece.group).normal_form
 
+    @property
+    def wants_decimals(self) -> bool:
+        """Whether ids of some document are to be written as decimal numbers, too. Those of pieces are not."""
+        if self.piece is not None:
+            return self.piece.number is None and self.piece.group.wants_decimals
+        return any([group.wants_decimals for group, _numbers in self.shares])
+
 
 @dataclass(slots=True)
 class Alone:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 
-from dispatcher.gpu.group import Group, Ids
+from dispatcher.gpu.group import DECIMALS_FROM, Group, Ids
 from dispatcher.gpu.held_ids import Hold, Holds, held_ids
 from dispatcher.gpu.link import Completion, Slot
 from dispatcher.gpu.model_queue import Alone, Batch, ModelQueue
@@ -38,6 +38,8 @@ class Reader:
         first_tokens: list[int] = completion.slot.document_tokens[: n_documents + 1].tolist()
         counts = [end - begin for begin, end in pairwise(first_tokens)]
         ids, holds = self._ids(batch, completion, first_tokens, counts)
+        if batch.wants_decimals:
+            _give_decimals(batch, completion.slot)
         if batch.piece is not None:
             finished = _give_piece(batch.piece, ids[0], counts[0], completion.needs_cpu.get(0))
         else:
@@ -150,6 +152,22 @@ def _join(group: Group, document: int, number: int, ids: bytes) -> None:
     if len(there) == len(pieces):
         group.ids[document] = b"".join(there)
         del group.pieces[document]
+
+
+def _give_decimals(batch: Batch, slot: Slot) -> None:
+    """Copy what the device wrote as decimal numbers, for long documents whose group wants it."""
+    starts: list[int] = slot.document_decimals[: batch.n_documents + 1].tolist()
+    room = len(slot.decimals)
+    shares = batch.shares if batch.piece is None else [(batch.piece.group, (batch.piece.document,))]
+    first = 0
+    for group, numbers in shares:
+        documents = range(len(group.lengths)) if numbers is None else numbers
+        if group.wants_decimals:
+            for at, document in enumerate(documents, first):
+                if group.lengths[document] >= DECIMALS_FROM and starts[at] < starts[at + 1] <= room:
+                    # Without the comma behind the last one.
+                    group.decimals[document] = bytes(slot.decimals[starts[at] : starts[at + 1] - 1])
+        first += len(documents)
 
 
 def _prepare(group: Group) -> None:

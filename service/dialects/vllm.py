@@ -15,8 +15,8 @@ import orjson
 from numpy.typing import NDArray
 
 from dispatcher.errors import InvalidIds, InvalidOption
-from dispatcher.request import DecodeRequest, EncodeOptions, EncodeRequest, Request, Result
-from service.codecs import IDS_PER_PIECE, ids_json
+from dispatcher.request import DecodeRequest, EncodedDocument, EncodeOptions, EncodeRequest, Request, Result
+from service.codecs import IDS_PER_PIECE, listed_ids
 from service.dialects.body import packed_ids, read_json, validated
 from service.dialects.vllm_chat import Conversation, render
 from service.dialects.vllm_errors import VllmEndpoint
@@ -81,6 +81,7 @@ class Tokenize(VllmEndpoint[Prompt | Completion | Chat]):
             _WITH_SPECIAL if form.add_special_tokens else _WITHOUT_SPECIAL,
             n_bytes,
             route=route_of(head),
+            lists_ids=True,
             is_slow_to_write=bool(form.return_token_strs),
             max_model_len=model.max_model_len,
             return_token_strs=bool(form.return_token_strs),
@@ -92,12 +93,13 @@ class Tokenize(VllmEndpoint[Prompt | Completion | Chat]):
     def write(self, head: Head, request: Request, result: Result) -> Answer:
         """See `service.endpoint.Endpoint`."""
         assert isinstance(request, TokenizeRequest)
-        ids: bytes = result[0].ids  # type: ignore[union-attr]
+        document: EncodedDocument = result[0]  # type: ignore[assignment]
+        ids = document.ids
         strs = b"null"
         if request.return_token_strs:
             strs = strings_json(request.tokenizer.tokens_of(np.frombuffer(ids, "<u4")))
         counts = b'{"count":%d,"max_model_len":%d,"tokens":' % (len(ids) // 4, request.max_model_len)
-        return answer_of([counts, ids_json(ids), b',"token_strs":', strs, b"}"])
+        return answer_of([counts, *listed_ids(document), b',"token_strs":', strs, b"}"])
 
 
 class Detokenize(VllmEndpoint[PackedIds | Ids]):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dispatcher.errors import InvalidIds, InvalidOption
 from dispatcher.request import EncodedDocument, EncodeOptions, EncodeRequest, Request, Result, TruncationSide
 from service.block_hashes import FIELDS, HashOptions, block_hashes, hash_options, hashes_json
-from service.codecs import array_json, check_count, ids_json
+from service.codecs import array_json, check_count, listed_ids
 from service.dialects.body import Mistakes, packed_ids, read_json, validated
 from service.dialects.vllm import ID_TOO_LARGE, check_flags
 from service.dialects.vllm_chat import Conversation, render
@@ -123,6 +123,7 @@ class _Render(VllmEndpoint[F]):
             tail=_tail(form),
             hashes=hashes,
             named=form.model or model.name,
+            lists_ids=True,
             is_slow_to_write=hashes is not None,
         )
 
@@ -281,34 +282,32 @@ def _objects(request: RenderRequest, result: list[EncodedDocument]) -> list[Piec
     """One answer for each prompt."""
     request_id = f"{request.kind}-{os.urandom(8).hex()}"
     if request.given is not None:
-        prompts = [(_cut(ids, request.options), b"null") for ids in request.given]
-    else:
-        prompts = [(document.ids, _offsets(document)) for document in result]
-    is_many = len(prompts) > 1
+        cut = [_cut(ids, request.options) for ids in request.given]
+        result = [EncodedDocument(ids, len(ids) // 4) for ids in cut]
+    is_many = len(result) > 1
     return [
-        _object(request, f"{request_id}-{i}" if is_many else request_id, ids, offsets)
-        for i, (ids, offsets) in enumerate(prompts)
+        _object(request, f"{request_id}-{i}" if is_many else request_id, document) for i, document in enumerate(result)
     ]
 
 
-def _object(request: RenderRequest, request_id: str, ids: bytes, offsets: bytes) -> Pieces:
-    n_ids = len(ids) // 4
+def _object(request: RenderRequest, request_id: str, document: EncodedDocument) -> Pieces:
+    n_ids = document.n_tokens
     if not n_ids:
         raise InvalidOption(NOTHING)
     assert request.limits is not None
     sampling = orjson.dumps({**request.sampling, "max_tokens": request.limits.max_tokens(n_ids)})
-    listed = ids_json(ids)
+    listed = listed_ids(document)
     return [
         b'{"request_id":"%b","token_ids":' % request_id.encode(),
-        listed,
+        *listed,
         b',"input_ids":',
-        listed,
+        *listed,
         b',"token_offsets":',
-        offsets,
+        _offsets(document),
         b',"features":null,"content_parts":null,"sampling_params":',
         sampling,
         b",",
-        request.tail if request.hashes is None else _with_hashes(request, ids),
+        request.tail if request.hashes is None else _with_hashes(request, document.ids),
     ]
 
 
