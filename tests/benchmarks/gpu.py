@@ -27,6 +27,7 @@ from gpu_core.options import GpuOptions
 from gpu_core.spec import read_spec
 from gpu_core.transfer import TRANSFERS, Transfer
 from tests.benchmarks.cpu_engines import first_calls_ms
+from tests.benchmarks.gpu_decimals import bench_decimals
 from tests.benchmarks.gpu_decode import bench_decode
 from tests.benchmarks.gpu_peers import Peers
 from tests.gpu_core.device_data import DeviceData, Ids, Reference, window
@@ -330,7 +331,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
     parser.add_argument("--repeats", type=int, default=60)
-    parser.add_argument("--part", default="transfers,calls,waits,worst,decode,families")
+    parser.add_argument("--part", default="transfers,calls,waits,worst,decode,decimals,families")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     data, repeats = DeviceData(arguments.data), arguments.repeats
@@ -345,6 +346,7 @@ def main() -> int:
             for row in bench_worst(family, data, repeats)
         ],
         "decode": lambda: bench_decode(data, repeats),
+        "decimals": lambda: bench_decimals(data, repeats),
         "families": lambda: bench_families(data, repeats),
     }
     rows: dict[str, list[Row]] = {}

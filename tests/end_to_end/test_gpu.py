@@ -151,6 +151,31 @@ def test_every_codec_on_the_gpu(gpu_service: ServiceProcess, reference: Referenc
     assert invalid.status == 400
 
 
+@pytest.mark.parametrize("path", ["/v1/encode", "/tokenize"])
+def test_answers_are_the_same_on_both_routes(gpu_service: ServiceProcess, reference: Reference, path: str) -> None:
+    """Byte for byte, also where the device writes ids as decimal numbers: long documents, alone and among others.
+
+    The last one has more of them than there is room for.
+    """
+    long = "".join(random.Random(7).choices(OTHER_WORDS, k=6_000))
+    field = {"/v1/encode": "text", "/tokenize": "prompt"}[path]
+    bodies: list[dict[str, Any]] = [{field: long}, {field: long, "add_special_tokens": False}, {field: "~" * 60_000}]
+    if path == "/v1/encode":
+        bodies += [{field: [long, "", "short", long[:17_000]]}, {field: [long, long], "max_tokens": 5_000}]
+        bodies += [{field: long, "max_tokens": 100}, {field: long, "max_tokens": 100, "truncation_side": "left"}]
+    wire = Wire(gpu_service.connect())
+    before = total(gpu_service.metrics(), "sidetok_documents_total", route="gpu")
+    for body in bodies:
+        data = json.dumps(body).encode()
+        answers = [wire.ask(request(data, path, x_sidetok_route=route)) for route in ("cpu", "gpu", "gpu")]
+        assert {answer.status for answer in answers} == {200}, answers[0].body[:200]
+        assert len({answer.body for answer in answers}) == 1
+    ids = reference.encode(long).ids
+    listed = json.dumps(ids, separators=(",", ":")).encode()
+    assert listed in wire.ask(request(json.dumps(bodies[0]).encode(), path, x_sidetok_route="gpu")).body
+    assert total(gpu_service.metrics(), "sidetok_documents_total", route="gpu") - before >= 2 * len(bodies)
+
+
 def test_bad_routes_are_refused(gpu_service: ServiceProcess) -> None:
     """A route that is none is 400, and so is what the GPU never answers; the connection lives on."""
     wire = Wire(gpu_service.connect())

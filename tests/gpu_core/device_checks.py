@@ -25,6 +25,7 @@ from gpu_core.layout import FLAG_IDS
 from gpu_core.options import GpuOptions
 from gpu_core.record import source_digest
 from gpu_core.transfer import FAR, NEAR
+from tests.gpu_core.decimal_checks import wrong_decimals
 from tests.gpu_core.decode_checks import wrong_texts
 from tests.gpu_core.device_data import DeviceData, Ids, Reference, plain_literals, spliced, windows
 from tests.gpu_core.long_texts import RUNS, random_text
@@ -108,6 +109,12 @@ class Checker:
                 self.wrong.append(f"{self.family} packed: document {i} of {len(batch)}")
         plain.release()
         packed.release()
+
+    def check_decimals(self, batch: Batch) -> None:
+        """Ids as decimal numbers."""
+        n_checked, wrong = wrong_decimals(self.encoder, batch)
+        self.n_checked["decimals"] += n_checked
+        self.wrong += [f"{self.family} {line}" for line in wrong]
 
     def check_transfers(self, batch: Batch) -> None:
         """Every way in and out gives the same ids as the one that the context takes itself."""
@@ -219,6 +226,9 @@ def check_family(family: str, data: DeviceData, extent: str) -> Checker:
         checker.check_other_ways(batch)
         checker.check_transfers(batch)
         checker.check_packed(batch)
+        checker.check_decimals(batch)
+    for batch in [batch for _name, batch in work if 400_000 < sum(map(len, batch)) <= top][:8]:
+        checker.check_decimals(batch)
     if extent == "full":
         _check_cuts(checker, work, expected)
     decoded = rng.sample(expected, min(len(expected), {"least": 2, "short": 5, "full": 80}[extent]))

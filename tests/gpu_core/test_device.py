@@ -34,4 +34,5 @@ def test_contexts_over_the_stand_in(shim_cache: Path) -> None:
         assert checked["transfers"] >= 4
         assert checked["other ways"] > 0
         assert checked["packed"] > 0
+        assert checked["decimals"] > 0
         assert list(needs_cpu.values()) == [1]

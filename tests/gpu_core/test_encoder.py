@@ -5,6 +5,7 @@ import json
 import logging
 import random
 import zlib
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from gpu_core.device import CudaDevice
 from gpu_core.encoder import NO_CUT, Encoder
+from gpu_core.encoding import Encoding
 from gpu_core.errors import DeviceFault, DeviceUnavailable, NoFreeContext
 from gpu_core.host_device import HostDevice
 from gpu_core.layout import REASONS
@@ -268,3 +270,30 @@ def test_packed_documents() -> None:
     assert (counted.ids, counted.document_tokens.tolist()) == (None, [0, 2])
     with pytest.raises(ValueError, match="largest size class"):
         one.encode_packed(b"x" * 300, [0, 300])
+
+
+def test_decimals() -> None:
+    """Ids of each document as decimal numbers; none that was not asked for, needs the CPU, or has no room."""
+    one = encoder()
+    documents = [b"it's one", b"", b"x" * 30, b"two 22"]
+
+    def replay(texts: list[bytes], **options: bool) -> Encoding:
+        lease = one.lease(sum(map(len, texts)), len(texts))
+        lease.context.text[: sum(map(len, texts))] = b"".join(texts)
+        lease.context.document_starts[: len(texts) + 1] = [0, *accumulate(map(len, texts))]
+        return one.replay(lease, sum(map(len, texts)), len(texts), **options)
+
+    expected = [json.dumps(ids_of(document), separators=(",", ":"))[1:-1] for document in documents]
+    encoding = replay(documents, decimals=True)
+    found = [encoding.decimals(document) for document in range(4)]
+    assert [text if text is None else bytes(text).decode() for text in found] == [*expected[:2], None, expected[3]]
+    assert encoding.ids(3).tolist() == ids_of(documents[3])
+    encoding.detach()
+    one.encode([b"something else"])
+    assert bytes(encoding.decimals(0) or b"").decode() == expected[0]
+    assert replay(documents).decimals(0) is None
+    full = [b"a " * 8, b"1 " * 24]
+    crowded = replay(full, decimals=True)
+    assert bytes(crowded.decimals(0) or b"").decode() == json.dumps(ids_of(full[0]), separators=(",", ":"))[1:-1]
+    assert crowded.decimals(1) is None
+    assert crowded.ids(1).tolist() == ids_of(full[1])

@@ -72,6 +72,7 @@ def check_characters() -> Checker:
         checker.check("texts", batch, ids)
     checker.check_other_ways(batches[0])
     checker.check_transfers(batches[0])
+    checker.check_decimals(batches[0])
     return checker
 
 
@@ -91,6 +92,7 @@ def main() -> int:
             checker.check_other_ways(batch)
             checker.check_transfers(batch)
             checker.check_packed(batch)
+            checker.check_decimals(batch)
         for batch in BATCHES[5:8]:
             checker.check_other_ways(batch)
         found[str(options)] = [dict(checker.n_checked), dict(checker.needs_cpu), checker.description["device"]]
