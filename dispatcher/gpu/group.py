@@ -23,7 +23,7 @@ Ids = bytes | HeldIds
 """Packed little-endian uint32, 4 bytes per id."""
 
 DECIMALS_FROM = 1 << 14
-"""Bytes of a document whose ids the device writes as decimal numbers: with fewer, a second kernel gains nothing."""
+"""Bytes of a document whose ids the device writes as decimal numbers: those of a shorter one take the host little."""
 
 ENGINE_LOST = "engine lost"
 ENGINE_SILENT = "engine silent"

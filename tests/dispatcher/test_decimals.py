@@ -79,8 +79,8 @@ def test_nothing_is_asked_for_where_it_does_not_pay() -> None:
 
 def test_what_does_not_fit_is_left_to_the_host() -> None:
     """Ids of three digits need twice the room that there is; a document before the end of the room has them."""
-    rig = Rig(sizes=(SizeClass(64 * KIB, 64),))
-    group = submit(rig, b"\xff" * LONG, b"\xff" * (40 * KIB), b"\x01" * 100)
+    rig = Rig(sizes=(SizeClass(128 * KIB, 64),))
+    group = submit(rig, b"\xff" * LONG, b"\xff" * (60 * KIB), b"\x01" * 100)
     rig.run()
     check(group)
     assert group.decimals == {0: listed(b"\xff" * LONG)}
@@ -100,8 +100,8 @@ def test_a_document_in_several_replays_has_none() -> None:
 
 def test_a_group_that_takes_several_batches() -> None:
     """Every long document has its own."""
-    rig = Rig(limits=RouteLimits(max_batch_bytes=64 * KIB))
-    group = submit(rig, *texts(1, [20_000] * 9))
+    rig = Rig(limits=RouteLimits(max_batch_bytes=128 * KIB))
+    group = submit(rig, *texts(1, [40_000] * 9))
     rig.run()
     check(group)
     assert group.decimals == {i: listed(document) for i, document in enumerate(group.documents)}
