@@ -44,6 +44,8 @@ class Batch:
         """Whether ids of some document are to be written as decimal numbers, too. Those of pieces are not."""
         if self.piece is not None:
             return self.piece.number is None and self.piece.group.wants_decimals
+        if len(self.shares) == 1:
+            return self.shares[0][0].wants_decimals
         return any([group.wants_decimals for group, _numbers in self.shares])
 
 

@@ -32,14 +32,14 @@ class Reader:
     def read(self, batch: Batch, completion: Completion) -> list[Group]:
         """Hand results to the groups of a batch; the groups that are complete now."""
         n_documents = batch.n_documents
+        if batch.wants_decimals:
+            _give_decimals(batch, completion.slot)
         is_whole = n_documents == 1 and batch.piece is None and batch.shares[0][1] is None
         if is_whole and not completion.needs_cpu and completion.n_tokens << 2 < self._hold_from:
             return self._read_one(batch, completion)
         first_tokens: list[int] = completion.slot.document_tokens[: n_documents + 1].tolist()
         counts = [end - begin for begin, end in pairwise(first_tokens)]
         ids, holds = self._ids(batch, completion, first_tokens, counts)
-        if batch.wants_decimals:
-            _give_decimals(batch, completion.slot)
         if batch.piece is not None:
             finished = _give_piece(batch.piece, ids[0], counts[0], completion.needs_cpu.get(0))
         else:

@@ -57,8 +57,11 @@ def test_long_documents_of_a_group_that_wants_them() -> None:
     other = submit(rig, *texts(2, [LONG]), wants_decimals=False)
     alone = submit(rig, *texts(3, [300_000]))
     rig.run()
-    for group in (mixed, other, alone):
+    single = submit(rig, *texts(4, [LONG]))
+    rig.run()
+    for group in (mixed, other, alone, single):
         check(group)
+    assert single.decimals == {0: listed(single.documents[0])}
     assert {document: text == listed(mixed.documents[document]) for document, text in mixed.decimals.items()} == {
         1: True,
         3: True,
