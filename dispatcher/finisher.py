@@ -38,7 +38,7 @@ class Finisher:
         its result, in pieces; none where the result is not made of all of them."""
         if self._count_only or (self._room is not None and n_tokens > self._room):
             return ()
-        return self._around[0], text, self._around[1]
+        return tuple(filter(None, (self._around[0], text, self._around[1])))
 
     def finish_view(self, ids: bytes | memoryview, n_tokens: int) -> EncodedDocument:
         """The same for ids that may lie in memory of somebody else: what is kept of them is copied.

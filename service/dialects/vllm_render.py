@@ -39,7 +39,7 @@ from service.registry import Model, Registry
 F = TypeVar("F")
 Ids = NDArray[np.uint32]
 Pieces = list[bytes]
-"""An object as JSON, in pieces: its ids stand there twice and are one piece."""
+"""An object as JSON, in pieces: its ids stand there twice and are the same pieces."""
 
 NO_PROMPT = "Either prompt or prompt_embeds must be provided and non-empty."
 NOTHING = "No token_ids rendered"

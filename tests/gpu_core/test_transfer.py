@@ -3,6 +3,7 @@
 import pytest
 
 from gpu_core.arena import ALIGNMENT, arrange
+from gpu_core.decimal_layout import decimal_results
 from gpu_core.layout import workspace
 from gpu_core.transfer import MAPPED_DOCUMENTS, MAPPED_TEXT_BYTES, TRANSFERS, choose
 
@@ -22,7 +23,8 @@ def test_small_text_is_read_where_it_lies() -> None:
 def test_arrays_do_not_overlap(capacity: int, token_starts: bool) -> None:
     """Arrays lie one behind the other, aligned; text has a copy on both sides, state lies on the device only."""
     arena = arrange(capacity, 64, token_starts)
-    sizes = {buffer.name: buffer.n_bytes for buffer in workspace(capacity, 64, token_starts)}
+    buffers = (*workspace(capacity, 64, token_starts), *decimal_results(capacity, 64))
+    sizes = {buffer.name: buffer.n_bytes for buffer in buffers}
     for block in (arena.pinned, arena.device):
         end = 0
         for name, offset in sorted(block.offsets.items(), key=lambda item: item[1]):
@@ -33,6 +35,7 @@ def test_arrays_do_not_overlap(capacity: int, token_starts: bool) -> None:
         assert ("token_starts" in block.offsets) == token_starts
     both = arena.pinned.offsets.keys() & arena.device.offsets.keys()
     assert both - {"token_starts"} == {"header", "text", "document_starts", "ids", "document_tokens"}
+    assert {"decimals", "document_decimals"} <= arena.pinned.offsets.keys()
     assert arena.device.address(1 << 20, "control") == 1 << 20
     assert arena.device.address(1 << 20, "completion") == 0
 
