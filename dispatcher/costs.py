@@ -39,6 +39,9 @@ KNOWN = 0.25
 AGE_NS = 1_000_000_000
 OFTEN_NS = 3_000_000
 """Replays of a size class that is well known are observed once in so long: more of them say nothing new."""
+ALONE_OVER_BYTES = 1 << 18
+"""A replay of one document with more bytes shares nothing, and is learned apart: replays of many documents take long
+when the host is busy with as many requests, and a long document would be kept from GPUs if that were its cost."""
 UNANSWERED_STEP = 0.05
 """What one document counts for in the part that is left unanswered."""
 
@@ -189,6 +192,8 @@ class RouteCost:
     """From the start of the work to its end. On the GPU route: of a whole replay, by the bytes of its batch."""
     cpu: Curve
     """Host CPU of one document, by its bytes, in all processes."""
+    alone: Curve
+    """On the GPU route, `time` of replays of one document with more than `ALONE_OVER_BYTES`."""
     work: Curve = field(default_factory=lambda: Curve(UNSEEN))
     """Of the GPU route's `time`, what it works itself: device and host CPU. The rest is waiting for the host."""
     beside: Curve = field(default_factory=lambda: Curve(UNSEEN))
@@ -199,7 +204,7 @@ class RouteCost:
 
     def age(self, elapsed_ns: int, now_ns: int) -> None:
         """Forget some of what was not observed in the last `elapsed_ns`."""
-        for curve in (self.time, self.cpu, self.work, self.beside):
+        for curve in (self.time, self.cpu, self.alone, self.work, self.beside):
             curve.age(elapsed_ns, now_ns)
         kept = 0.5 ** (elapsed_ns / FORGET_NS)
         for at, part in enumerate(self.unanswered):
@@ -227,14 +232,13 @@ class Costs:
 
     def begin(self, key: CostKey, values: StartValues) -> None:
         """Set the start values of a route, model and kind; forgets what was observed of it."""
-        self._costs[key] = RouteCost(Curve(values.time, START_WEIGHT), Curve(values.cpu, START_WEIGHT))
+        self._costs[key] = _route_cost(values, START_WEIGHT)
 
     def of(self, route: str, model: str, kind: str) -> RouteCost:
         """The cost, live; made from `DEFAULT_START` on first use."""
         cost = self._costs.get((route, model, kind))
         if cost is None:
-            default = DEFAULT_START[route]
-            cost = self._costs.setdefault((route, model, kind), RouteCost(Curve(default.time), Curve(default.cpu)))
+            cost = self._costs.setdefault((route, model, kind), _route_cost(DEFAULT_START[route], 0.0))
         return cost
 
     def observe_cpu_route(
@@ -266,9 +270,10 @@ class Costs:
         """
         cost = self.of("gpu", model, kind)
         each = n_bytes // n_documents
-        if not n_unanswered and cost.time.is_fresh(n_bytes, now_ns) and not cost.unanswered[each.bit_length() >> 1]:
-            return cost.time.fresh_until_ns(n_bytes)
-        cost.time.observe(n_bytes, took_ns, now_ns)
+        time = cost.alone if each > ALONE_OVER_BYTES else cost.time
+        if not n_unanswered and time.is_fresh(n_bytes, now_ns) and not cost.unanswered[each.bit_length() >> 1]:
+            return time.fresh_until_ns(n_bytes)
+        time.observe(n_bytes, took_ns, now_ns)
         cost.work.observe(n_bytes, min(took_ns, replay_ns + cpu_ns) if replay_ns else took_ns, now_ns)
         cost.cpu.observe(each, cpu_ns / n_documents, now_ns)
         at = size_class(each)
@@ -277,7 +282,7 @@ class Costs:
             weight = min(0.5, UNANSWERED_STEP * n_documents)
             cost.unanswered[at] = part + weight * (n_unanswered / n_documents - part)
         self._age(now_ns)
-        return 0 if cost.unanswered[at] else cost.time.fresh_until_ns(n_bytes)
+        return 0 if cost.unanswered[at] else time.fresh_until_ns(n_bytes)
 
     def observe_gpu_answer(self, model: str, kind: str, each: int, beside_ns: int, now_ns: int) -> None:
         """A document of `each` bytes was answered, and took so long beside its replay."""
@@ -286,8 +291,11 @@ class Costs:
             beside.observe(each, beside_ns, now_ns)
 
     def snapshot(self) -> dict[CostKey, tuple[list[ClassCosts], list[ClassCosts]]]:
-        """Time and host CPU of everything that was observed; callable from any thread."""
-        return {CostKey(*key): (cost.time.snapshot(), cost.cpu.snapshot()) for key, cost in tuple(self._costs.items())}
+        """Time and host CPU of everything that was observed; callable from any thread.
+
+        Of replays of a size, those of one document where there were such.
+        """
+        return {CostKey(*key): (_times(cost), cost.cpu.snapshot()) for key, cost in tuple(self._costs.items())}
 
     def _age(self, now_ns: int) -> None:
         elapsed = now_ns - self._aged_ns
@@ -298,3 +306,13 @@ class Costs:
             return
         for cost in tuple(self._costs.values()):
             cost.age(elapsed, now_ns)
+
+
+def _route_cost(start: StartValues, weight: float) -> RouteCost:
+    return RouteCost(Curve(start.time, weight), Curve(start.cpu, weight), Curve(start.time, weight))
+
+
+def _times(cost: RouteCost) -> list[ClassCosts]:
+    alone = {row.size_class: row for row in cost.alone.snapshot()}
+    shared = {row.size_class: row for row in cost.time.snapshot()}
+    return [row for _, row in sorted((shared | alone).items())]

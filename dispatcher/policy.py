@@ -200,15 +200,16 @@ def cpu_completion_ns(n_documents: int, each: int, load: CpuLoad, cost: RouteCos
 
 def gpu_completion_ns(n_bytes: int, n_documents: int, load: GpuLoad, cost: RouteCost, now_ns: int) -> float:
     """Predicted nanoseconds until the replay of the batch that the documents would be in is complete."""
-    at = cost.time.at
     ns = cost.beside.at(n_bytes // n_documents)
     if n_documents == 1 and n_bytes > load.alone_over_bytes:
+        at = cost.alone.at
         ns += at(n_bytes)
         if load.alone_waiting_bytes:
             ns += load.alone_waiting_bytes / n_bytes * own_ns(n_bytes, cost)
         if load.alone_launched_ns:
             ns += max(0.0, load.alone_launched_ns + at(load.alone_launched_bytes) - now_ns)
         return ns
+    at = cost.time.at
     # While a replay is under way, more will come to the next batch: it will be as large as this one.
     batch = max(load.waiting_bytes + n_bytes, load.launched_bytes)
     if batch > load.max_batch_bytes:
@@ -227,7 +228,7 @@ def own_ns(n_bytes: int, cost: RouteCost) -> float:
     route would make that wait longer for all others.
     """
     at = n_bytes.bit_length() >> 1
-    return cost.work.at(n_bytes) if cost.work.seen_ns[at] else cost.time.at(n_bytes)
+    return cost.work.at(n_bytes) if cost.work.seen_ns[at] else min(cost.time.at(n_bytes), cost.alone.at(n_bytes))
 
 
 def drain_ns(each: int, load: GpuLoad, cost: RouteCost) -> float:
@@ -243,7 +244,8 @@ def n_held_up(cpu: CpuLoad, load: GpuLoad, each: int, cost: RouteCost) -> float:
     n_held = float(cpu.waiting_documents - cpu.n_workers) if cpu.is_first else 0.0
     if n_bytes := load.waiting_bytes + load.alone_waiting_bytes:
         batch = min(max(load.waiting_bytes, each), load.max_batch_bytes)
-        n_held += n_bytes / (each or 1) * max(0.0, 1.0 - own_ns(batch, cost) / cost.time.at(batch))
+        time = cost.alone if each > load.alone_over_bytes else cost.time
+        n_held += n_bytes / (each or 1) * max(0.0, 1.0 - own_ns(batch, cost) / time.at(batch))
     return n_held
 
 

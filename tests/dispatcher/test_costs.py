@@ -168,10 +168,10 @@ def test_costs_age_as_they_are_observed() -> None:
     """Nobody has to remember to call anything."""
     costs = Costs()
     costs.observe_gpu_route("m", ASCII, 1_000_000, 1, 90_000_000, 1, SECOND)
-    slow_ns = costs.of("gpu", "m", ASCII).time.at(1_000_000)
+    slow_ns = costs.of("gpu", "m", ASCII).alone.at(1_000_000)
     for number in range(2, 300):
         costs.observe_cpu_route("m", ASCII, 4_000, 1, 50_000, 50_000, number * SECOND)
-    assert costs.of("gpu", "m", ASCII).time.at(1_000_000) < slow_ns / 10
+    assert costs.of("gpu", "m", ASCII).alone.at(1_000_000) < slow_ns / 10
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_what_a_replay_works_is_kept_apart_from_what_it_waits() -> None:
         costs.observe_gpu_route("m", ASCII, 4_000, 1, 90_000, 10_000, SECOND + number)
     cost = costs.of("gpu", "m", ASCII)
     assert cost.work.at(1_000_000) == pytest.approx(500_000, rel=0.1)
-    assert cost.time.at(1_000_000) == pytest.approx(40_000_000, rel=0.1)
+    assert cost.alone.at(1_000_000) == pytest.approx(40_000_000, rel=0.1)
     assert cost.work.at(4_000) == pytest.approx(90_000, rel=0.1)
 
 

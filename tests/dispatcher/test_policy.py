@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dispatcher.costs import Curve, Line, RouteCost
+from dispatcher.costs import ASCII, Costs, Curve, Line, RouteCost
 from dispatcher.policy import (
     CPU,
     FASTER,
@@ -20,6 +20,7 @@ from dispatcher.policy import (
     GpuLoad,
     choose_route,
     gpu_choice,
+    gpu_completion_ns,
 )
 
 US = 1_000
@@ -30,7 +31,8 @@ NOW_NS = 1_000_000
 
 def cost(time_us: float, cpu_us: float, byte_ns: float = 0.0) -> RouteCost:
     """A route that takes so long, and so much host CPU, for anything."""
-    return RouteCost(Curve(Line(time_us * US, byte_ns)), Curve(Line(cpu_us * US, byte_ns)))
+    time, cpu = Line(time_us * US, byte_ns), Line(cpu_us * US, byte_ns)
+    return RouteCost(Curve(time), Curve(cpu), Curve(time))
 
 
 def choose(cpu: RouteCost, gpu: RouteCost, *, load: CpuLoad = IDLE_CPU, gpus: tuple[GpuLoad, ...] = (IDLE_GPU,),
@@ -200,3 +202,18 @@ def test_a_worker_keeps_what_a_gpu_answers_little_sooner() -> None:
     assert choose(cost(130, 50), cost(100, 50), load=asks).route == CPU
     assert choose(cost(160, 50), cost(100, 50), load=asks).route == GPU
     assert choose(cost(130, 50), cost(100, 50)).route == GPU
+
+
+def test_long_documents_are_not_judged_by_replays_of_many() -> None:
+    """A GPU that answered hundreds of short documents late is as fast for a long one as it was."""
+    costs = Costs()
+    for number in range(40):
+        costs.observe_gpu_route("m", ASCII, 480_000, 90, 12_000 * US, 900 * US, number * 4_000 * US)
+    gpu, now_ns = costs.of("gpu", "m", ASCII), 160_000 * US
+    load = GpuLoad(ready=True)
+    assert gpu_completion_ns(480_000, 90, load, gpu, now_ns) > 10_000 * US
+    assert gpu_completion_ns(480_000, 1, load, gpu, now_ns) < 1_000 * US
+    for number in range(40):
+        costs.observe_gpu_route("m", ASCII, 480_000, 1, 2_000 * US, 200 * US, now_ns + number * 4_000 * US)
+    assert gpu_completion_ns(480_000, 1, load, gpu, now_ns) == pytest.approx(2_000 * US, rel=0.1)
+    assert gpu_completion_ns(480_000, 90, load, gpu, now_ns) > 10_000 * US
