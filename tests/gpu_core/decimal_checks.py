@@ -31,7 +31,8 @@ def wrong_decimals(encoder: Encoder, batch: list[bytes]) -> tuple[int, list[str]
     for _ in range(N_TURNS):
         encoding = _replayed(encoder, lease, n_bytes, len(batch))
         where = f"{len(batch)} documents, {n_bytes} bytes"
-        if encoding.needs_cpu != plain.needs_cpu:
+        # Of several reasons, a document has the one that was written last.
+        if encoding.needs_cpu.keys() != plain.needs_cpu.keys():
             wrong.append(f"decimals: other documents for the CPU, {where}")
         if not np.array_equal(context.ids[: len(ids)], ids) or not np.array_equal(
             context.document_tokens[: len(tokens)], tokens
