@@ -75,23 +75,41 @@ class Rewriter:
     def _normal_form(self, gap: str) -> str | None:
         if gap.isascii():
             return gap
-        values = self._classes[np.frombuffer(gap.encode("utf-32-le"), "<u4")].tobytes()
+        values = self._classes[np.frombuffer(gap.encode("utf-32-le"), "<u4")]
+        in_bytes = values.tobytes()
         # What has any class counts as a mark.
-        if _MANY_MARKS in values.translate(_IS_MARK):
+        if _MANY_MARKS in in_bytes.translate(_IS_MARK):
             return None
-        if _UNCERTAIN in values:
+        if _UNCERTAIN in in_bytes:
             return self._normalize(gap) if self._normalize else None
-        # No composition crosses a line, and lines that are in normal form are only looked at.
-        return "\n".join([unicodedata.normalize("NFC", line) for line in gap.split("\n")])
+        return _normalized(gap, values)
 
 
 def passes_quick_check(text: str) -> bool:
     """Whether NFC certainly leaves the text alone: no doubtful character, and marks in canonical order."""
     if text.isascii():
         return True
-    values = normal_form_classes()[np.frombuffer(text.encode("utf-32-le"), "<u4")]
+    return not _is_doubtful(normal_form_classes()[np.frombuffer(text.encode("utf-32-le"), "<u4")]).any()
+
+
+def _is_doubtful(values: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Of each class of some text: a character that NFC may change, or a mark that is out of order."""
+    doubtful: NDArray[np.bool_] = values == NOT_NORMAL
     before, after = values[:-1], values[1:]
-    return not ((values == NOT_NORMAL).any() or ((after > 0) & (before > after)).any())
+    doubtful[1:] |= (after > 0) & (before > after)
+    return doubtful
+
+
+def _normalized(text: str, values: NDArray[np.uint8]) -> str:
+    """NFC of a text with these classes. Nothing in it reaches back over a character that has none."""
+    borders = np.concatenate([[0], np.flatnonzero(values == 0), [len(text)]])
+    at = np.unique(np.searchsorted(borders, np.flatnonzero(_is_doubtful(values)), side="right"))
+    parts, done = [], 0
+    for begin, end in zip(borders[at - 1].tolist(), borders[at].tolist(), strict=True):
+        parts.append(text[done:begin])
+        parts.append(unicodedata.normalize("NFC", text[begin:end]))
+        done = end
+    return "".join([*parts, text[done:]])
 
 
 @cache

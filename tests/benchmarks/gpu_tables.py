@@ -96,12 +96,28 @@ def families_table(rows: list[Row]) -> list[str]:
     return lines_of(["input", *families], found)
 
 
+def decimals_table(rows: list[Row]) -> list[str]:
+    """A call without and with decimals beside what a library of the host takes for the same ids."""
+    found = [
+        [row["input"], f"{row['tokens']:,}", *(number(row.get(key)) for key in DECIMAL_COLUMNS.values())]
+        for row in rows
+    ]
+    return lines_of(["input", "ids", *DECIMAL_COLUMNS], found)
+
+
+DECIMAL_COLUMNS = {
+    "call": "call_us",
+    "call with decimals": "decimals_us",
+    "copy of them": "copy_us",
+    "orjson": "orjson_us",
+}
 TABLES: dict[str, tuple[dict[str, str], Callable[[list[Row]], list[str]]]] = {
     "calls": ({"part": "calls"}, calls_table),
     "worst llama3_1": ({"part": "worst", "family": "llama3_1"}, worst_table),
     "worst gemma3": ({"part": "worst", "family": "gemma3"}, worst_table),
     "waits": ({"part": "waits"}, waits_table),
     "families": ({"part": "families"}, families_table),
+    "decimals": ({"part": "decimals"}, decimals_table),
 }
 """Name in the page -> what its rows have in common, and what makes the table of them."""
 
