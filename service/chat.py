@@ -54,7 +54,8 @@ class _Compiled:
             self.template: Template = self.sandbox.from_string(source)
         except TemplateSyntaxError as error:
             raise ChatTemplateError(f"chat template {name!r}, line {error.lineno}: {error.message}") from None
-        except (RecursionError, TemplateError, SyntaxError, ValueError) as error:
+        except (RecursionError, MemoryError, TemplateError, SyntaxError, ValueError) as error:
+            # What is nested too deeply for Python's parser is no memory to it.
             raise ChatTemplateError(f"chat template {name!r} does not compile ({type(error).__name__})") from None
         self.source = source
         self.wants_parts = loops_over_content(tree)

@@ -218,6 +218,7 @@ def test_output_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         ("{{ x", "line 1"),
         ("{% nosuch %}", "line 1"),
         ("{{ x | nosuch }}", "line 1"),
+        ("{% if a %}" + "{% elif a %}" * 6000 + "{% endif %}", "'default' does not compile"),
     ],
 )
 def test_broken_templates_are_found_at_load(source: str, reason: str) -> None:
