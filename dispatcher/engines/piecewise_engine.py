@@ -35,7 +35,8 @@ LONGEST_PART = 2048
 MANY = 256
 """So many documents may be the same few over and over."""
 _RUN = re.compile(r"[^\W\d_]{256}|\s{256}|(?:[^\w\s]|_){256}|\d{256}")
-_WORD = re.compile(r".?[0-9A-Za-z]*")
+_STRETCH = re.compile(f"[0-9A-Za-z]{{{STEP - NARROW + 1}}}")
+"""What every part has in it."""
 _LOWER, _UPPER, _DIGITS = (text.encode() for text in (string.ascii_lowercase, string.ascii_uppercase, string.digits))
 _SIGNS = string.punctuation.encode()
 _ASCII_AS = {"o200k": "cl100k", "tekken": "cl100k", "kimi_k2": "cl100k", "qwen3_5": "cl100k", "digits_gpt2": "gpt2"}
@@ -147,7 +148,7 @@ def _borders(spec: TokenizerSpec, model: dict[str, Any]) -> CertainBorders | Non
     if not spec.ignore_merges:
         return CertainBorders(model["merges"], kinds, WIDE)
     # No part may be looked up as a whole, without merges.
-    is_short = all(len(entry) <= STEP - NARROW for entry in vocab if _WORD.fullmatch(entry))
+    is_short = not any(len(entry) > STEP - NARROW and _STRETCH.search(entry) for entry in vocab)
     return CertainBorders(model["merges"], kinds, NARROW) if is_short else None
 
 

@@ -8,10 +8,12 @@ import string
 
 import pytest
 
+from dispatcher.engines.certain_borders import STEP
 from dispatcher.engines.piecewise_engine import MANY, PIECE_STEP, SAMPLE_EVERY, PiecewiseEngine
 from dispatcher.engines.reference_engine import ReferenceEngine
 from gpu_core.spec import read_spec
 from tests.data import FULL, families, tokenizer_json
+from tests.synthetic import split_bpe
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SOME = {"byte_bpe", "split_bpe", "embedded", "llama2", "qwen3", "starcoder", "synthetic_kimi_k2"}
@@ -110,6 +112,20 @@ def test_added_tokens_of_letters_are_found_in_long_runs() -> None:
     letters = "".join(random.Random(3).choices("qzjxe", k=5 * SAMPLE_EVERY))
     assert letters.count("qzj") > 100
     assert PiecewiseEngine(inner, read_spec(data), data).encode(letters) == inner.encode(letters)
+
+
+def test_entries_as_long_as_a_part_are_not_met() -> None:
+    """An entry that only a whole pre-token gets, where merges do not count: it may begin with any sign."""
+    file = json.loads(split_bpe())
+    file["normalizer"] = None
+    text = "\u2014" + "".join(random.Random(6).choices(LETTERS, k=3 * SAMPLE_EVERY))
+    sign = "\u00e2\u0122\u0136"
+    for n_letters in range(48, 3 * STEP):
+        file["model"]["vocab"][sign + text[1 : 1 + n_letters]] = 10_000 + n_letters
+    data = json.dumps(file).encode()
+    inner = CountingEngine(data.decode())
+    assert inner.encode(text[:91]) == (10_090).to_bytes(4, "little")
+    assert PiecewiseEngine(inner, read_spec(data), data).encode(text) == inner.encode(text)
 
 
 def test_equal_documents_are_encoded_once() -> None:
