@@ -37,7 +37,7 @@ class Sizes:
     def add(self, sizes: NDArray[np.int64]) -> None:
         """Count many."""
         # An exponent is the length in bits, and to bring it about NumPy has nothing else.
-        buckets = np.minimum(np.frexp(np.abs(sizes - 1))[1], N_SIZES - 1)
+        buckets = np.minimum(np.frexp(np.maximum(sizes - 1, 0))[1], N_SIZES - 1)
         self.counts = [
             a + b for a, b in zip(self.counts, np.bincount(buckets, minlength=N_SIZES).tolist(), strict=True)
         ]

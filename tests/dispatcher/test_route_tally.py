@@ -9,20 +9,15 @@ from dispatcher.gpu.route_tally import N_SIZES, ClassKey, RouteTally, Sizes
 from tests.dispatcher.route_rig import MODEL, US, Rig, cost_of
 
 
-@pytest.mark.parametrize(("size", "bucket"), [(1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (1 << 26, 26), (1 << 40, 27)])
+@pytest.mark.parametrize(
+    ("size", "bucket"), [(0, 0), (1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (1 << 26, 26), (1 << 40, 27)]
+)
 def test_sizes_by_powers_of_two(size: int, bucket: int) -> None:
     """Bucket k holds what is up to 2^k; the last one the rest."""
     sizes = Sizes()
     sizes.observe(size)
     assert sizes.counts == [int(at == bucket) for at in range(N_SIZES)]
     assert sizes.sum == size
-
-
-def test_a_batch_of_no_bytes_is_counted() -> None:
-    """Empty documents make one."""
-    sizes = Sizes()
-    sizes.observe(0)
-    assert sum(sizes.counts) == 1
 
 
 def test_a_snapshot_is_a_copy() -> None:
