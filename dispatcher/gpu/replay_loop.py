@@ -32,7 +32,7 @@ from dispatcher.gpu.messages import (
     send_report,
 )
 from gpu_core.errors import DeviceFault
-from gpu_core.waiting import FIRST_WAKE_NS, MIN_SLEEP_NS, SILENT_NS, SLACK, TIMEOUT_NS, sharpen_sleep
+from gpu_core.waiting import FIRST_WAKE_NS, MIN_SLEEP_NS, SILENT_NS, SLACK, TIMEOUT_NS, Lateness, sharpen_sleep
 
 LOOKS = 32
 """Looks at completion words between two looks at the sockets."""
@@ -66,7 +66,7 @@ class ReplayLoop:
         self._slots: dict[int, EngineSlot] = {}
         self._flying: list[_Replay] = []
         self._leaving: set[int] = set()
-        self._wake_ns = float(FIRST_WAKE_NS)
+        self._lateness = Lateness()
         self._cpu_ns = time.thread_time_ns()
 
     def run(self) -> None:
@@ -87,14 +87,12 @@ class ReplayLoop:
         if not self._flying:
             return False, select.select(self._fds, (), ())[0]
         before = time.perf_counter_ns()
-        want = min(replay.due_ns for replay in self._flying) - before - self._wake_ns
+        want = min(replay.due_ns for replay in self._flying) - before - self._lateness.ns
         if want < MIN_SLEEP_NS:
             return False, select.select(self._fds, (), (), 0)[0]
         readable = select.select(self._fds, (), (), want / 1e9)[0]
         if not readable:
-            late = max(0.0, time.perf_counter_ns() - before - want)
-            # One long interruption must not end all sleeping.
-            self._wake_ns += 0.1 * (min(late, 4 * self._wake_ns) - self._wake_ns)
+            self._lateness.seen(time.perf_counter_ns() - before - want)
         return not readable, readable
 
     def _take_launch(self) -> bool:
@@ -112,7 +110,10 @@ class ReplayLoop:
         slot.busy = True
         slot.context.launch(n_bytes, n_documents, flags, False)
         predicted = slot.prediction.of(n_bytes)
-        due = now + int(predicted * (1 - SLACK))
+        left = int(predicted * (1 - SLACK))
+        if MIN_SLEEP_NS + FIRST_WAKE_NS <= left < MIN_SLEEP_NS + self._lateness.ns:
+            self._lateness.forget()
+        due = now + left
         patience = now + int(predicted) + SILENT_NS
         self._flying.append(_Replay(number, slot, epoch, n_bytes, n_documents, now, due, patience))
         return True

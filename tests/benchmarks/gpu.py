@@ -103,7 +103,7 @@ def time_calls(encoder: Encoder, batches: list[Batch], repeats: int) -> Row:
         "call_us": median_us(list(totals)),
         "call_p90_us": spread_us(list(totals)),
         "launch_us": median_us(list(launches)),
-        "cpu_us": statistics.mean(cpu) / 1000,
+        "cpu_us": median_us(list(cpu)),
     }
 
 

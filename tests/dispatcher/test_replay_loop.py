@@ -99,3 +99,50 @@ def test_a_launch_that_was_sent_before_an_unload_is_answered() -> None:
             end.close()
         os.close(loader.wake_fd)
     assert not thread.is_alive()
+
+
+class FixedPrediction(Prediction):
+    """Long enough for a nap, whatever is seen."""
+
+    def of(self, n_bytes: int) -> float:
+        """In nanoseconds."""
+        return 200_000.0
+
+    def seen(self, n_bytes: int, took_ns: int, at_first_look: bool) -> None:
+        """Nothing is learned."""
+
+
+def test_naps_are_tried_again_after_a_bad_spell() -> None:
+    """Naps that ended far too late end all napping only for a while: every one that is left out is a doubt."""
+    frontend, launches = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    reports, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    model = SmallModel()
+    ((number, slot),) = model.slots.items()
+    slot.prediction = FixedPrediction()
+    loader = Loader(LateLaunch(frontend, b""))
+    loader.news.append(model)
+    learned, doubted = 10_000_000.0, []
+
+    def run() -> None:
+        loop = ReplayLoop(launches, control, cast(ModelLoader, loader))
+        loop._lateness.ns = learned
+        loop.run()
+        doubted.append(loop._lateness.ns)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        os.eventfd_write(loader.wake_fd, 1)
+        assert reports.recv(1 << 12)
+        frontend.settimeout(LIMIT_S)
+        for epoch in range(1, 101):
+            frontend.send(LAUNCH.pack(number, 0, epoch, 5, 1))
+            assert COMPLETED.unpack(frontend.recv(1 << 12))[2] == epoch
+    finally:
+        frontend.close()
+        thread.join(LIMIT_S)
+        for end in (launches, reports, control):
+            end.close()
+        os.close(loader.wake_fd)
+    assert not thread.is_alive()
+    assert doubted[0] < 0.8 * learned
