@@ -11,12 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
+from string import Formatter
 from types import BuiltinMethodType
 from typing import Any
 
 from jinja2 import TemplateError, nodes
 from jinja2.compiler import CodeGenerator
 from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import do_format
 from jinja2.parser import Parser
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -39,6 +41,9 @@ TICKS = 256
 Clock = Callable[[], int]
 """CPU time of the calling thread in ns."""
 
+COMPUTED_WIDTH = "The chat template formats with a width that it computes."
+FORMATTER = Formatter()
+
 _SIZED = (str, list, tuple)
 _STR = frozenset({str})
 _STR_METHODS = frozenset(name for name in dir(str) if name[0] != "_") - {"format", "format_map"}
@@ -56,7 +61,7 @@ class Refusal(TemplateError):
 class Sandbox(ImmutableSandboxedEnvironment):
     """An environment for templates of one source. Shared by all threads; each has a budget of its own."""
 
-    intercepted_binops = frozenset({"*", "**", "%"})
+    intercepted_binops = frozenset({"*", "**", "//", "%"})
     code_generator_class: type[CodeGenerator] = MemberGenerator
 
     def __init__(self, clock: Clock = time.thread_time_ns) -> None:
@@ -68,6 +73,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         for name in _SIZED_FILTERS:
             self.filters[name] = _with_small_numbers(self.filters[name])
         self.filters["replace"] = _bounded_replace(self.filters["replace"])
+        self.filters["format"] = self._formatted
+        self.tests["divisibleby"] = self._is_divisible
         self.filters["_paced"] = self._paced
         self.filters["_bounded"] = bounded
         self.filters["_added"] = added
@@ -109,6 +116,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """An operation of a template, unless its result would be huge."""
+        _check_whole(left, right)
         if operator == "*":
             _check_product(left, right)
         elif operator == "**":
@@ -122,6 +130,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         formatter = super().wrap_str_format(value)
         if formatter is not None:
             _check_format(value.__self__.replace("*", ""))
+            if any("{" in (spec or "") for _, _, spec, _ in FORMATTER.parse(value.__self__)):
+                raise ChatTemplateError(COMPUTED_WIDTH)
         return formatter
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
@@ -129,6 +139,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _paced(self, items: Iterable[Any]) -> _Paced:
         return _Paced(items, self._tick)
+
+    def _formatted(self, pattern: Any, *args: Any, **kwargs: Any) -> Any:
+        _check_format(str(pattern))
+        return bounded(do_format(pattern, *args, **kwargs))
+
+    def _is_divisible(self, value: Any, number: Any) -> bool:
+        return bool(self.call_binop(None, "%", value, number) == 0)
 
     def _tick(self) -> None:
         budget = self._budget
@@ -262,6 +279,13 @@ def _check_product(left: Any, right: Any) -> None:
             raise _too_large()
 
 
+def _check_whole(left: Any, right: Any) -> None:
+    """Whole numbers of millions of digits: to multiply or divide them takes hours, and the interpreter's lock."""
+    if isinstance(left, int) and isinstance(right, int):
+        if max(left.bit_length(), right.bit_length()) > MAX_POWER_BITS:
+            raise _too_large()
+
+
 def _check_power(base: Any, exponent: Any) -> None:
     is_whole = isinstance(base, int) and isinstance(exponent, int)
     if is_whole and exponent > 0 and base.bit_length() * exponent > MAX_POWER_BITS:
@@ -276,7 +300,7 @@ def _check_format(pattern: str) -> None:
         if digits > 4:
             raise _too_large()
     if "*" in pattern:
-        raise ChatTemplateError("The chat template formats with a width that it computes.")
+        raise ChatTemplateError(COMPUTED_WIDTH)
 
 
 def _check_method(text: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
