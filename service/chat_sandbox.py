@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
+from functools import wraps
 from string import Formatter
 from types import BuiltinMethodType
 from typing import Any
@@ -41,9 +42,7 @@ TICKS = 256
 Clock = Callable[[], int]
 """CPU time of the calling thread in ns."""
 
-COMPUTED_WIDTH = "The chat template formats with a width that it computes."
-FORMATTER = Formatter()
-
+_FORMATTER = Formatter()
 _SIZED = (str, list, tuple)
 _STR = frozenset({str})
 _STR_METHODS = frozenset(name for name in dir(str) if name[0] != "_") - {"format", "format_map"}
@@ -126,13 +125,17 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return bounded(self.binop_table[operator](left, right))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """`str.format`, unless its pattern has a huge width."""
+        """`str.format`, which is not done if its pattern has a huge width."""
         formatter = super().wrap_str_format(value)
-        if formatter is not None:
-            _check_format(value.__self__.replace("*", ""))
-            if any("{" in (spec or "") for _, _, spec, _ in FORMATTER.parse(value.__self__)):
-                raise ChatTemplateError(COMPUTED_WIDTH)
-        return formatter
+        if formatter is None:
+            return None
+
+        @wraps(formatter)
+        def formatted(*args: Any, **kwargs: Any) -> str:
+            _check_fields(value.__self__)
+            return formatter(*args, **kwargs)
+
+        return formatted
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
         return super()._generate(_Guard().visit(source), *args, **kwargs)
@@ -281,9 +284,9 @@ def _check_product(left: Any, right: Any) -> None:
 
 def _check_whole(left: Any, right: Any) -> None:
     """Whole numbers of millions of digits: to multiply or divide them takes hours, and the interpreter's lock."""
-    if isinstance(left, int) and isinstance(right, int):
-        if max(left.bit_length(), right.bit_length()) > MAX_POWER_BITS:
-            raise _too_large()
+    are_whole = isinstance(left, int) and isinstance(right, int)
+    if are_whole and max(left.bit_length(), right.bit_length()) > MAX_POWER_BITS:
+        raise _too_large()
 
 
 def _check_power(base: Any, exponent: Any) -> None:
@@ -300,7 +303,14 @@ def _check_format(pattern: str) -> None:
         if digits > 4:
             raise _too_large()
     if "*" in pattern:
-        raise ChatTemplateError(COMPUTED_WIDTH)
+        raise ChatTemplateError("The chat template formats with a width that it computes.")
+
+
+def _check_fields(pattern: str) -> None:
+    """The same in a pattern of `str.format`."""
+    for _, _, spec, _ in _FORMATTER.parse(pattern):
+        # A star fills there, and a field in a field is a width that comes with the values.
+        _check_format((spec or "").replace("*", "").replace("{", "*"))
 
 
 def _check_method(text: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -56,6 +56,7 @@ def test_a_budget_is_for_one_rendering() -> None:
         "{{ '%99999999d' | format(1) }}",
         "{{ '%*d' | format(99999999, 1) }}",
         "{{ '{:{}}'.format(1, 99999999) }}",
+        "{{ '{:*>99999999}'.format(1) }}",
         "{{ '%99999999d' % 1 }}",
         "{{ '%*d' % (99999999, 1) }}",
         "{{ '{:99999999}'.format(1) }}",
@@ -87,6 +88,7 @@ def test_what_multiplies_is_measured(source: str, monkeypatch: pytest.MonkeyPatc
         ("{% for x in nothing %}x{% else %}none{% endfor %}", "none"),
         ("{% for x in [1, [2, [3]]] recursive %}{{ loop(x) if x is sequence else x }}{% endfor %}", "123"),
         ("{% for c in 'abc' | map('upper') %}{{ c }}{{ loop.nextitem or '.' }}{% endfor %}", "ABBCC."),
+        ("{{ '20260101 {:*>3}'.format(1) }}{{ 'x' if '{'.format }}", "20260101 **1x"),
         (
             "{{ 7 // 2 }}{{ 8 is divisibleby(4) }}{{ '%s-%02d' | format('a', 7) }}{{ '{:>3}{{}}'.format(1) }}",
             "3Truea-07  1{}",
