@@ -18,6 +18,7 @@ from dispatcher.gpu.link import Completion, EngineLink, Slot
 from dispatcher.gpu.messages import Fault, Hello, Loaded, Refused, Report
 from dispatcher.gpu.process_link import ProcessLink
 from dispatcher.gpu.table_builder import write_tables
+from gpu_core.layout import FLAG_IDS
 from gpu_core.options import GpuOptions
 from gpu_core.spec import read_spec
 from gpu_core.tables import build_tables
@@ -100,7 +101,7 @@ def put(slot: Slot, documents: Sequence[bytes]) -> tuple[int, int]:
 def launch(link: EngineLink, slot: Slot, documents: Sequence[bytes], count_only: bool = False) -> None:
     """Write and launch a batch."""
     n_bytes, n_documents = put(slot, documents)
-    link.launch(slot, n_bytes, n_documents, count_only)
+    link.launch(slot, n_bytes, n_documents, 0 if count_only else FLAG_IDS)
 
 
 def completions(link: EngineLink, n: int) -> dict[int, Completion]:

@@ -26,7 +26,7 @@ from dispatcher.gpu.link import Completion, EngineLost, Slot
 from dispatcher.gpu.route import GpuRoute
 from gpu_core.decimal_layout import ROOM
 from gpu_core.ladder import SizeClass
-from gpu_core.layout import REASON_NOT_NORMAL, REASONS
+from gpu_core.layout import FLAG_DECIMALS, FLAG_IDS, FLAG_NORMAL_FORM, REASON_NOT_NORMAL, REASONS
 from gpu_core.twin_decimal import write_decimals
 
 KIB = 1 << 10
@@ -126,17 +126,13 @@ class FakeEngine:
         """Replays that were launched never end."""
         self.on_due: Callable[[], object] = lambda: None
         """With a simulation: called when `wait` would return."""
-        self.launches: list[tuple[int, int, int, bool]] = []
-        """Number of the slot, bytes, documents and whether only counts were asked for, of every launch."""
+        self.launches: list[tuple[int, int, int, int]] = []
+        """Number of the slot, bytes, documents and flags of every launch."""
         self._simulation, self._slots = simulation, dict(slots)
         self._clock = simulation.clock if simulation else time.monotonic_ns
         self._ready_ns = ready_ns
         self._free_ns = [0] * n_lanes
-        self.normal_forms: list[bool] = []
-        """Of every launch, whether its texts were said to be in normal form."""
-        self.decimals: list[bool] = []
-        """Of every launch, whether ids were to be written as decimal numbers, too."""
-        self._running: list[tuple[int, int, Completion, bool]] = []
+        self._running: list[tuple[int, int, Completion]] = []
         self._is_lost = False
         self._lost_after = -1
         self._interrupted = False
@@ -166,15 +162,7 @@ class FakeEngine:
         """The engine dies at the launch after so many more."""
         self._lost_after = n_launches
 
-    def launch(
-        self,
-        slot: Slot,
-        n_bytes: int,
-        n_documents: int,
-        count_only: bool,
-        normal_form: bool = False,
-        decimals: bool = False,
-    ) -> None:
+    def launch(self, slot: Slot, n_bytes: int, n_documents: int, flags: int) -> None:
         """See `EngineLink.launch`."""
         if self._lost_after == 0:
             self.lose()
@@ -188,10 +176,8 @@ class FakeEngine:
         end_ns = self._free_ns[lane] = max(now_ns, self._free_ns[lane]) + took_ns
         completion = Completion(slot, 0, end_ns - now_ns, self.engine_cpu_ns)
         with self._changed:
-            self.launches.append((slot.number, n_bytes, n_documents, count_only))
-            self.normal_forms.append(normal_form)
-            self.decimals.append(decimals)
-            heapq.heappush(self._running, (end_ns, len(self.launches), completion, count_only))
+            self.launches.append((slot.number, n_bytes, n_documents, flags))
+            heapq.heappush(self._running, (end_ns, len(self.launches), completion))
             self._changed.notify_all()
         self._due_at(end_ns)
 
@@ -205,10 +191,10 @@ class FakeEngine:
             self._interrupted = False
             completions = []
             while not self.is_hung and self._running and self._running[0][0] <= self._clock():
-                _end_ns, number, completion, count_only = heapq.heappop(self._running)
-                n_documents = self.launches[number - 1][2]
-                self._finish(completion, n_documents, count_only, self.normal_forms[number - 1])
-                if self.decimals[number - 1]:
+                _end_ns, number, completion = heapq.heappop(self._running)
+                _slot, _n_bytes, n_documents, flags = self.launches[number - 1]
+                self._finish(completion, n_documents, flags)
+                if flags & FLAG_DECIMALS:
                     slot = completion.slot
                     tokens = slot.document_tokens[: n_documents + 1]
                     write_decimals(slot.ids[: completion.n_tokens], tokens, slot.decimals, slot.document_decimals)
@@ -253,7 +239,7 @@ class FakeEngine:
         if not fits or starts != sorted(starts) or starts[0] or starts[-1] != n_bytes:
             raise ValueError("a launch that a real engine would refuse")
 
-    def _finish(self, completion: Completion, n_documents: int, count_only: bool, normal_form: bool) -> None:
+    def _finish(self, completion: Completion, n_documents: int, flags: int) -> None:
         """Write results, at the last moment: the text must have stayed what it was."""
         slot, position = completion.slot, 0
         starts = slot.document_starts[: n_documents + 1].tolist()
@@ -261,11 +247,11 @@ class FakeEngine:
             document = bytes(slot.text[start:end])
             slot.document_tokens[number] = position
             reason = self.needs_cpu(document) if self.needs_cpu else None
-            if reason is not None and not (normal_form and reason == NOT_NORMAL):
+            if reason is not None and not (flags & FLAG_NORMAL_FORM and reason == NOT_NORMAL):
                 completion.needs_cpu = {**completion.needs_cpu, number: reason}
                 continue
             ids = self.encode(document)
-            if not count_only:
+            if flags & FLAG_IDS:
                 slot.ids[position : position + len(ids)] = ids
             position += len(ids)
         slot.document_tokens[n_documents] = completion.n_tokens = position

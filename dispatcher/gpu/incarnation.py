@@ -239,9 +239,7 @@ class Incarnation:
                 return True
         self._in_flight[batch.slot.number] = batch
         try:
-            self.link.launch(
-                batch.slot, batch.n_bytes, batch.n_documents, batch.count_only, batch.normal_form, batch.wants_decimals
-            )
+            self.link.launch(batch.slot, batch.n_bytes, batch.n_documents, batch.flags)
         except EngineLost:
             self._end(ENGINE_LOST)
             return False

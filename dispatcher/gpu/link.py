@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from gpu_core.errors import SidetokError
 from gpu_core.ladder import SizeClass
-from gpu_core.layout import FLAG_DECIMALS, FLAG_IDS, FLAG_NORMAL_FORM
 
 
 class EngineLost(SidetokError):
@@ -65,12 +64,6 @@ class Completion:
     """Documents that the device does not answer, with the reason."""
 
 
-def launch_flags(count_only: bool, normal_form: bool, decimals: bool) -> int:
-    """Those of an execution context, see `gpu_core.layout`."""
-    flags = (0 if count_only else FLAG_IDS) | (FLAG_NORMAL_FORM if normal_form else 0)
-    return flags | (FLAG_DECIMALS if decimals else 0)
-
-
 class EngineLink(Protocol):
     """One engine. `launch` under the route's lock; `wait` by one thread; `interrupt` and `n_slots` from any thread."""
 
@@ -81,19 +74,11 @@ class EngineLink(Protocol):
     def slots(self, model_key: str) -> Sequence[Slot]:
         """All slots of a tokenizer, smallest class first; empty when this engine does not serve it."""
 
-    def launch(
-        self,
-        slot: Slot,
-        n_bytes: int,
-        n_documents: int,
-        count_only: bool,
-        normal_form: bool = False,
-        decimals: bool = False,
-    ) -> None:
+    def launch(self, slot: Slot, n_bytes: int, n_documents: int, flags: int) -> None:
         """Start a replay over what was written to the slot. Does not block. Raises `EngineLost`.
 
-        `normal_form`: the texts certainly are in normal form, so the device does not check it. `decimals`: ids are
-        written as decimal numbers, too.
+        `flags`: those of an execution context, see `gpu_core.layout`: with ids or counts only, decimal numbers, for
+        texts that certainly are in normal form.
         """
 
     def wait(self, timeout_s: float | None) -> list[Completion]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from dispatcher.gpu.link import ALL_ANSWERED, Completion, EngineLost, Slot, launch_flags
+from dispatcher.gpu.link import ALL_ANSWERED, Completion, EngineLost, Slot
 from dispatcher.gpu.readable import wait_readable
 from gpu_core.contexts import set_up
 from gpu_core.errors import DeviceFault
@@ -96,15 +96,7 @@ class LocalLink:
         """See `EngineLink`."""
         return self._slots.get(model_key, ())
 
-    def launch(
-        self,
-        slot: Slot,
-        n_bytes: int,
-        n_documents: int,
-        count_only: bool,
-        normal_form: bool = False,
-        decimals: bool = False,
-    ) -> None:
+    def launch(self, slot: Slot, n_bytes: int, n_documents: int, flags: int) -> None:
         """See `EngineLink`."""
         place = self._places.get(slot.number)
         if place is None or self._lost:
@@ -113,7 +105,6 @@ class LocalLink:
             self._attach()
         place.n_bytes, place.n_documents = n_bytes, n_documents
         place.launched_ns = now_ns = time.perf_counter_ns()
-        flags = launch_flags(count_only, normal_form, decimals)
         try:
             place.context.launch(n_bytes, n_documents, flags, False)
         except DeviceFault as error:

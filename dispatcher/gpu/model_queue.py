@@ -10,6 +10,7 @@ from dispatcher.gpu.group import Group
 from dispatcher.gpu.link import Slot
 from dispatcher.gpu.reserved_text import Lease
 from dispatcher.policy import GpuLoad
+from gpu_core.layout import FLAG_DECIMALS, FLAG_IDS, FLAG_NORMAL_FORM
 
 GAP_STEP = 0.1
 LONGEST_GAP_NS = 1_000_000
@@ -35,9 +36,11 @@ class Batch:
     """Of a slot that its text was written to from outside."""
 
     @property
-    def normal_form(self) -> bool:
-        """Whether its texts were rewritten to normal form."""
-        return (self.shares[0][0] if self.piece is None else self.piece.group).normal_form
+    def flags(self) -> int:
+        """Of its launch. All texts were rewritten to normal form, or none."""
+        first = self.shares[0][0] if self.piece is None else self.piece.group
+        flags = (0 if self.count_only else FLAG_IDS) | (FLAG_NORMAL_FORM if first.normal_form else 0)
+        return flags | (FLAG_DECIMALS if self.wants_decimals else 0)
 
     @property
     def wants_decimals(self) -> bool:

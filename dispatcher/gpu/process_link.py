@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from dispatcher.gpu.arena import arena_bytes, make_arena, slot_places
 from dispatcher.gpu.child import python_command
-from dispatcher.gpu.link import Completion, EngineLost, Slot, launch_flags
+from dispatcher.gpu.link import Completion, EngineLost, Slot
 from dispatcher.gpu.messages import (
     COMPLETED,
     LAUNCH,
@@ -129,15 +129,7 @@ class ProcessLink:
         """See `EngineLink`."""
         return self._slots.get(model_key, ())
 
-    def launch(
-        self,
-        slot: Slot,
-        n_bytes: int,
-        n_documents: int,
-        count_only: bool,
-        normal_form: bool = False,
-        decimals: bool = False,
-    ) -> None:
+    def launch(self, slot: Slot, n_bytes: int, n_documents: int, flags: int) -> None:
         """See `EngineLink`."""
         if self._lost:
             raise EngineLost(self._lost)
@@ -147,7 +139,6 @@ class ProcessLink:
         shared.epoch += 1
         shared.n_documents = n_documents
         shared.launched_ns = time.monotonic_ns()
-        flags = launch_flags(count_only, normal_form, decimals)
         packet = LAUNCH.pack(slot.number, flags, shared.epoch, n_bytes, n_documents)
         try:
             self._launches.send(packet)

@@ -30,6 +30,7 @@ from dispatcher.gpu.options import GpuRouteOptions
 from dispatcher.gpu.process_link import ProcessLink
 from dispatcher.gpu.table_builder import write_tables
 from gpu_core.encoder import load
+from gpu_core.layout import FLAG_IDS
 from gpu_core.spec import read_spec
 from gpu_core.tables import load_tables
 from tests.benchmarks.gpu import WARM_UP_S, call, median_us, windows_of
@@ -79,7 +80,7 @@ class Engine:
         """Nanoseconds of one, CPU nanoseconds of this thread in it, and what came back."""
         n_bytes = put(slot, batch)
         cpu, begin = time.thread_time_ns(), time.perf_counter_ns()
-        self.link.launch(slot, n_bytes, len(batch), False)
+        self.link.launch(slot, n_bytes, len(batch), FLAG_IDS)
         (completion,) = self.link.wait(LIMIT_S)
         end, cpu_end = time.perf_counter_ns(), time.thread_time_ns()
         return end - begin, cpu_end - cpu, completion
@@ -144,12 +145,12 @@ def time_in_flight(engine: Engine, key: str, batches: list[Batch], n_in_flight: 
     sizes = {slot.number: put(slot, batches[k % len(batches)]) for k, slot in enumerate(slots)}
     n_documents = len(batches[0])
     for slot in slots:
-        engine.link.launch(slot, sizes[slot.number], n_documents, False)
+        engine.link.launch(slot, sizes[slot.number], n_documents, FLAG_IDS)
     begin, cpu, engine_cpu, n_done = time.perf_counter_ns(), time.thread_time_ns(), engine.link.cpu_ns(), 0
     while n_done < repeats:
         for completion in engine.link.wait(LIMIT_S):
             n_done += 1
-            engine.link.launch(completion.slot, sizes[completion.slot.number], n_documents, False)
+            engine.link.launch(completion.slot, sizes[completion.slot.number], n_documents, FLAG_IDS)
     took_ns, cpu_ns = time.perf_counter_ns() - begin, time.thread_time_ns() - cpu
     engine_cpu_ns = engine.link.cpu_ns() - engine_cpu
     engine.wait(len(slots))
@@ -166,9 +167,9 @@ def time_beside(engine: Engine, key: str, large: Batch, small: Batch, repeats: i
     large_ns: list[int] = []
     for _ in range(repeats):
         begin = time.perf_counter_ns()
-        engine.link.launch(large_slot, n_large, len(large), False)
+        engine.link.launch(large_slot, n_large, len(large), FLAG_IDS)
         second = time.perf_counter_ns()
-        engine.link.launch(small_slot, n_small, len(small), False)
+        engine.link.launch(small_slot, n_small, len(small), FLAG_IDS)
         for _n in range(2):
             for completion in engine.link.wait(LIMIT_S):
                 now = time.perf_counter_ns()

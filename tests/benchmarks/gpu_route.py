@@ -44,15 +44,7 @@ class InstantEngine:
         """See `EngineLink.slots`."""
         return self._slots
 
-    def launch(
-        self,
-        slot: Slot,
-        n_bytes: int,
-        n_documents: int,
-        count_only: bool,
-        normal_form: bool = False,
-        decimals: bool = False,
-    ) -> None:
+    def launch(self, slot: Slot, n_bytes: int, n_documents: int, flags: int) -> None:
         """See `EngineLink.launch`."""
         np.floor_divide(
             slot.document_starts[: n_documents + 1], BYTES_PER_TOKEN, out=slot.document_tokens[: n_documents + 1]

@@ -17,13 +17,13 @@ from dispatcher.bundle import finished_ids
 from dispatcher.finisher import Finisher
 from dispatcher.gpu.batch import RouteLimits
 from dispatcher.gpu.group import DECIMALS_FROM, Group
-from dispatcher.gpu.link import EngineLink, Slot, launch_flags
+from dispatcher.gpu.link import EngineLink, Slot
 from dispatcher.gpu.local_link import LocalLink
 from dispatcher.gpu.table_builder import read_tables
 from dispatcher.request import EncodeOptions
 from dispatcher.special_tokens import SpecialTokens
 from gpu_core.ladder import SizeClass
-from gpu_core.layout import FLAG_DECIMALS, FLAG_IDS, FLAG_NORMAL_FORM
+from gpu_core.layout import FLAG_DECIMALS, FLAG_IDS
 from tests.dispatcher.host_engine import HostEngine
 from tests.dispatcher.route_rig import MODEL, EveryByte, Rig, check
 from tests.engine_rig import OPTIONS, completions, model, put, running_link, tables_fd
@@ -75,8 +75,8 @@ def test_nothing_is_asked_for_where_it_does_not_pay() -> None:
     rig = Rig()
     groups = [submit(rig, *texts(1, [LONG - 1, 50])), submit(rig, *texts(2, [LONG]), wants_decimals=False)]
     rig.run()
-    assert rig.engine.decimals
-    assert not any(rig.engine.decimals)
+    assert rig.engine.launches
+    assert not any(flags & FLAG_DECIMALS for *_, flags in rig.engine.launches)
     assert all(group.decimals == {} for group in groups)
 
 
@@ -129,13 +129,6 @@ def test_special_tokens_stand_around_them(special: bool) -> None:
     assert result(count_only=True) == (b"", [])
 
 
-def test_flags_of_a_launch() -> None:
-    """Each has a bit of its own."""
-    assert launch_flags(False, False, False) == FLAG_IDS
-    assert launch_flags(True, True, False) == FLAG_NORMAL_FORM
-    assert launch_flags(False, True, True) == FLAG_IDS | FLAG_NORMAL_FORM | FLAG_DECIMALS
-
-
 def written(slot: Slot, n_documents: int) -> list[bytes]:
     """The decimals of each document in a slot."""
     starts = slot.document_decimals[: n_documents + 1].tolist()
@@ -149,7 +142,7 @@ def check_link(link: EngineLink) -> None:
         expected = [orjson.dumps(model().ids(document))[1:-1] for document in documents]
         for decimals in (True, False, True):
             slot.decimals[:] = bytes(len(slot.decimals))
-            link.launch(slot, *put(slot, documents), False, False, decimals)
+            link.launch(slot, *put(slot, documents), FLAG_IDS | (FLAG_DECIMALS if decimals else 0))
             completion = completions(link, 1)[slot.number]
             assert completion.n_tokens == slot.document_tokens[len(documents)]
             if decimals:

@@ -10,6 +10,7 @@ import pytest
 from dispatcher.gpu.fake_link import POISON, FakeEngine, Simulation, make_slots
 from dispatcher.gpu.link import EngineLost, Slot
 from gpu_core.ladder import SizeClass
+from gpu_core.layout import FLAG_IDS
 
 SIZES = (SizeClass(64, 4), SizeClass(256, 8))
 
@@ -44,7 +45,7 @@ def test_a_replay_ends_when_its_time_has_come() -> None:
     engine = FakeEngine(simulation, {"m": make_slots("m", SIZES)}, replay_ns=lambda n_bytes, n: 100 * n + n_bytes)
     slot = engine.slots("m")[0]
     n_bytes, n = fill(slot, b"ab", b"", b"c")
-    engine.launch(slot, n_bytes, n, False)
+    engine.launch(slot, n_bytes, n, FLAG_IDS)
     assert (engine.n_running, engine.wait(0)) == (1, [])
     simulation.run(303)
     assert engine.wait(0) == []
@@ -54,7 +55,7 @@ def test_a_replay_ends_when_its_time_has_come() -> None:
     assert (completion.slot, completion.n_tokens, completion.replay_ns) == (slot, 3, 303)
     assert slot.document_tokens[:4].tolist() == [0, 2, 2, 3]
     assert slot.ids[:3].tolist() == [*b"abc"]
-    assert engine.launches == [(slot.number, 3, 3, False)]
+    assert engine.launches == [(slot.number, 3, 3, FLAG_IDS)]
 
 
 @pytest.mark.parametrize(("n_lanes", "ends"), [(1, [100, 200, 300]), (2, [100, 100, 200])])
@@ -65,7 +66,7 @@ def test_lanes_run_side_by_side(n_lanes: int, ends: list[int]) -> None:
     seen: list[int] = []
     engine.on_due = lambda: seen.extend(simulation.now_ns - 1 for _ in engine.wait(0))
     for slot in engine.slots("m")[:3]:
-        engine.launch(slot, *fill(slot, b"x"), False)
+        engine.launch(slot, *fill(slot, b"x"), FLAG_IDS)
     simulation.run()
     assert seen == ends
 
@@ -80,12 +81,12 @@ def test_scripted_answers() -> None:
         needs_cpu=lambda document: "odd" if document == b"!" else None,
     )
     slot = engine.slots("m")[0]
-    engine.launch(slot, *fill(slot, b"abc", b"!", b"de"), False)
+    engine.launch(slot, *fill(slot, b"abc", b"!", b"de"), FLAG_IDS)
     (completion,) = engine.wait(0)
     assert (completion.n_tokens, completion.needs_cpu) == (2, {1: "odd"})
     assert slot.document_tokens[:4].tolist() == [0, 1, 1, 2]
     assert slot.ids[:2].tolist() == [3, 2]
-    engine.launch(slot, *fill(slot, b"abc"), True)
+    engine.launch(slot, *fill(slot, b"abc"), 0)
     (completion,) = engine.wait(0)
     assert (completion.n_tokens, int(slot.ids[0])) == (1, POISON)
 
@@ -99,7 +100,7 @@ def test_a_launch_that_a_real_engine_would_refuse(fault: str) -> None:
     if fault == "starts":
         slot.document_starts[1] = 9
     with pytest.raises(ValueError, match="refuse"):
-        engine.launch(slot, n_bytes + 100 * (fault == "bytes"), n + 9 * (fault == "documents"), False)
+        engine.launch(slot, n_bytes + 100 * (fault == "bytes"), n + 9 * (fault == "documents"), FLAG_IDS)
 
 
 def test_a_lost_engine() -> None:
@@ -108,9 +109,9 @@ def test_a_lost_engine() -> None:
     slot = engine.slots("m")[0]
     size = fill(slot, b"x")
     engine.lose_after(1)
-    engine.launch(slot, *size, False)
+    engine.launch(slot, *size, FLAG_IDS)
     with pytest.raises(EngineLost):
-        engine.launch(engine.slots("m")[1], *size, False)
+        engine.launch(engine.slots("m")[1], *size, FLAG_IDS)
     assert not engine.ready
     with pytest.raises(EngineLost):
         engine.wait(0)
@@ -122,7 +123,7 @@ def test_a_hung_engine_says_nothing() -> None:
     engine = FakeEngine(simulation, {"m": make_slots("m", SIZES)})
     slot = engine.slots("m")[0]
     engine.is_hung = True
-    engine.launch(slot, *fill(slot, b"x"), False)
+    engine.launch(slot, *fill(slot, b"x"), FLAG_IDS)
     simulation.run(10**12)
     assert engine.wait(0) == []
     engine.is_hung = False
@@ -135,7 +136,7 @@ def test_a_slow_start() -> None:
     engine = FakeEngine(simulation, {"m": make_slots("m", SIZES)}, ready_ns=100)
     slot = engine.slots("m")[0]
     with pytest.raises(EngineLost):
-        engine.launch(slot, *fill(slot, b"x"), False)
+        engine.launch(slot, *fill(slot, b"x"), FLAG_IDS)
     simulation.run(100)
     assert engine.ready
 
@@ -157,7 +158,7 @@ def test_in_real_time_wait_blocks(wakes: str) -> None:
     thread = threading.Thread(target=wait)
     thread.start()
     if wakes == "launch":
-        engine.launch(slot, *size, False)
+        engine.launch(slot, *size, FLAG_IDS)
     elif wakes == "interrupt":
         engine.interrupt()
     else:

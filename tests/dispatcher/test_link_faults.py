@@ -20,6 +20,7 @@ from dispatcher.gpu.messages import (
     send_report,
 )
 from dispatcher.gpu.process_link import ProcessLink
+from gpu_core.layout import FLAG_IDS
 from tests.engine_rig import OPTIONS, model, tables_fd
 
 HELLO = Hello(1, 1, 1, "scripted")
@@ -88,7 +89,7 @@ def test_reports_of_tokenizers_that_nobody_asked_for(link: Scripted) -> None:
 def test_a_reason_that_nobody_knows(link: Scripted) -> None:
     """It ends the engine; whoever waits is told."""
     slot = link.slot()
-    link.launch(slot, 1, 1, False)
+    link.launch(slot, 1, 1, FLAG_IDS)
     link._shared[slot.number].reasons[0] = 99
     link.completes(slot.number, 1, n_flagged=1)
     with pytest.raises(EngineLost):
@@ -99,7 +100,7 @@ def test_a_reason_that_nobody_knows(link: Scripted) -> None:
 @pytest.mark.parametrize(("number", "epoch"), [(0, 2), (1, 1), (77, 1)])
 def test_completions_of_what_was_not_launched(link: Scripted, number: int, epoch: int) -> None:
     """Of another launch, slot or tokenizer: nonsense."""
-    link.launch(link.slot(), 1, 1, False)
+    link.launch(link.slot(), 1, 1, FLAG_IDS)
     link.completes(number, epoch)
     with pytest.raises(EngineLost):
         link.wait(0.0)
@@ -110,7 +111,7 @@ def test_a_launch_of_a_slot_that_was_given_back(link: Scripted) -> None:
     slot = link.slot()
     link._shared.clear()
     with pytest.raises(EngineLost):
-        link.launch(slot, 1, 1, False)
+        link.launch(slot, 1, 1, FLAG_IDS)
 
 
 def test_orders_never_wait(link: Scripted) -> None:

@@ -23,6 +23,7 @@ from dispatcher.meter import ThreadClocks
 from dispatcher.options import DispatcherOptions
 from dispatcher.tokenizer import Tokenizer
 from gpu_core.execution import Device
+from gpu_core.layout import FLAG_IDS
 from gpu_core.options import GpuOptions
 from gpu_core.tables import Tables
 from tests.data import tokenizer_json
@@ -168,7 +169,7 @@ def test_a_link_alone(tmp_path: Path) -> None:
     assert link.load(model().key, read_tables(os.dup(tables_fd("byte_bpe")))) == (4, 4)
     slot = link.slots(model().key)[0]
     documents = [b"one two", b"\xff", b"", "café".encode()]
-    link.launch(slot, *put(slot, documents), False)
+    link.launch(slot, *put(slot, documents), FLAG_IDS)
     assert link.is_busy
     (completion,) = link.wait(LIMIT_S)
     assert wrong_documents(completion, documents, model()) == []
@@ -177,7 +178,7 @@ def test_a_link_alone(tmp_path: Path) -> None:
     assert link.wait(LIMIT_S) == []
     link.kill("because")
     with pytest.raises(EngineLost, match="because"):
-        link.launch(slot, 0, 0, False)
+        link.launch(slot, 0, 0, FLAG_IDS)
     with pytest.raises(EngineLost, match="because"):
         link.wait(None)
     link.close()
@@ -208,7 +209,7 @@ def test_every_thread_is_attached(tmp_path: Path) -> None:
 
     def launch() -> None:
         for _ in range(2):
-            link.launch(slot, *put(slot, [b"one"]), False)
+            link.launch(slot, *put(slot, [b"one"]), FLAG_IDS)
             while not link.wait(0.0):
                 pass
 

@@ -13,6 +13,7 @@ import pytest
 from dispatcher.gpu.link import EngineLost
 from dispatcher.gpu.messages import Fault, Loaded, Refused
 from dispatcher.gpu.process_link import ProcessLink
+from gpu_core.layout import FLAG_IDS
 from tests.dispatcher.host_engine import HostEngine
 from tests.engine_rig import (
     OPTIONS,
@@ -260,7 +261,7 @@ def test_nonsense_is_a_fault(tmp_path: Path) -> None:
             slot = link.slots(model().key)[0]
             put(slot, [b"one"])
             for _ in range(times):
-                link.launch(slot, n_bytes, 1, False)
+                link.launch(slot, n_bytes, 1, FLAG_IDS)
             report = link.next_report()
             assert isinstance(report, Fault)
             assert report.reason.startswith("a launch of slot 0")

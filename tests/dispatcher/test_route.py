@@ -15,6 +15,7 @@ from dispatcher.gpu.group import (
 from dispatcher.gpu.route import GpuRoute
 from gpu_core.encoder import NO_CUT
 from gpu_core.ladder import SizeClass
+from gpu_core.layout import FLAG_IDS
 from tests.dispatcher.route_rig import MODEL, SMALL, US, EveryByte, Rig, check, cost_of, texts
 
 KIB = 1 << 10
@@ -46,7 +47,7 @@ def test_counts_copy_nothing() -> None:
     first = rig.submit(*texts(1, [300_000]), count_only=True)
     counted, encoded = rig.submit(b"abc", count_only=True), rig.submit(b"defg")
     rig.run()
-    assert [only for *_, only in rig.engine.launches] == [True, False]
+    assert [flags for *_, flags in rig.engine.launches] == [0, FLAG_IDS]
     assert (first.n_tokens, first.ids) == ([300_000], [])
     assert (counted.n_tokens, counted.ids) == ([3], [])
     check(encoded)
