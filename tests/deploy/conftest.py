@@ -20,8 +20,8 @@ from service.metrics import ServiceCollector
 from tests.deploy.promql import TARGET_LABELS, Metrics
 from tests.end_to_end.conftest import folder as folder
 from tests.end_to_end.conftest import home as home
+from tests.end_to_end.gpu_harness import FLAGS, gpu_program, wait_served
 from tests.end_to_end.harness import ROOT, Wire, encode, eventually, serving
-from tests.end_to_end.test_gpu import FLAGS, gpu_program, wait_served
 from tests.fakes import FakeTokenizer
 from tests.service_fakes import FakeRegistry, running
 from tests.synthetic import SYNTHETIC

@@ -17,8 +17,8 @@ import httpx
 
 from tests.data import EMBEDDED, corpora, tokenizer_json
 from tests.deploy.conftest import DEPLOY
+from tests.end_to_end.gpu_harness import FLAGS, engine_pids, gpu_program
 from tests.end_to_end.harness import Closed, ServiceProcess, Wire, encode, eventually, request, serving
-from tests.end_to_end.test_gpu import FLAGS, engine_pids, gpu_program
 
 SCRAPE_S = 1
 LIMITS = ("--max-in-flight=24", "--cpu-workers=2", "--shadow-check=0.05")
