@@ -18,14 +18,18 @@ HIGH_FD = 1100
 def pipe(request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
     """A pipe; the number of its end to read is one that `select` takes, or none."""
     end, other = os.pipe()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if request.param == "high":
-        if resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= HIGH_FD:
+        if 0 <= hard <= HIGH_FD:
             pytest.skip("this process may not have so many descriptors")
+        # Without a limit it is -1.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, HIGH_FD + 1) if soft >= 0 else soft, hard))
         end, low = os.dup2(end, HIGH_FD), end
         os.close(low)
     yield end, other
     os.close(end)
     os.close(other)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_what_can_be_read_is_said_at_once(pipe: tuple[int, int]) -> None:

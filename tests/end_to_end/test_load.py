@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 from tokenizers import Tokenizer as Reference
@@ -19,6 +21,17 @@ N_REQUESTS = 10_000
 N_CONNECTIONS = 200
 MAX_LAG_S = 0.05
 WINDOW_S = 10.0
+IDLE = """
+import select, sys, time
+late_s = 0.0
+while True:
+    due_s = time.monotonic() + 0.005
+    if select.select([sys.stdin], [], [], 0.005)[0]:
+        break
+    late_s = max(late_s, time.monotonic() - due_s)
+print(late_s)
+"""
+"""A process that only sleeps, and prints how late it woke up at most."""
 CPU_TOLERANCE = 0.03
 """The parts are read from thread clocks; what no registered thread does is the difference."""
 
@@ -69,14 +82,15 @@ def test_the_loop_stays_punctual(embedded: ServiceProcess) -> None:
     reference = Reference.from_str(embedded_tokenizer_json().decode())
     small, large = reference.encode("small").ids, reference.encode(text).ids
     lags_s: list[float] = []
-    # Another process that takes the CPU makes the loop late, too; one calm moment is proof enough.
+    # What takes the CPU makes the loop late, too, and as well a process that does nothing: that is no fault of the loop.
+    # One calm moment is proof enough.
     while len(lags_s) < 3 and not (lags_s and lags_s[-1] < MAX_LAG_S):
         # The gauge looks back ten seconds: at the load of the model, or at the attempt before.
         threading.Event().wait(WINDOW_S)
-        assert ask_beside(embedded, text, small) == large
-        lags_s.append(embedded.metrics()["sidetok_event_loop_lag_seconds"][()])
-    if min(lags_s) >= MAX_LAG_S and os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1):
-        pytest.skip(f"other processes take the CPU; the loop was late by {min(lags_s)} s")
+        with subprocess.Popen([sys.executable, "-c", IDLE], stdin=PIPE, stdout=PIPE, text=True) as idle:
+            assert ask_beside(embedded, text, small) == large
+            late_s, _ = idle.communicate()
+        lags_s.append(embedded.metrics()["sidetok_event_loop_lag_seconds"][()] - float(late_s))
     assert min(lags_s) < MAX_LAG_S
 
 
