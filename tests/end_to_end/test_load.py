@@ -82,8 +82,8 @@ def test_the_loop_stays_punctual(embedded: ServiceProcess) -> None:
     reference = Reference.from_str(embedded_tokenizer_json().decode())
     small, large = reference.encode("small").ids, reference.encode(text).ids
     lags_s: list[float] = []
-    # What takes the CPU makes the loop late, too, and as well a process that does nothing: that is no fault of the loop.
-    # One calm moment is proof enough.
+    # What takes the CPU makes the loop late, and a process that does nothing as well: that is no fault of the loop. One
+    # calm moment is proof enough.
     while len(lags_s) < 3 and not (lags_s and lags_s[-1] < MAX_LAG_S):
         # The gauge looks back ten seconds: at the load of the model, or at the attempt before.
         threading.Event().wait(WINDOW_S)
