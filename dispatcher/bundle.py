@@ -160,6 +160,6 @@ def finished_ids(
         ids.release()
     else:
         result = finisher.finish(ids)
-    if decimals is not None:
-        result.decimals = finisher.decimals(decimals, n_tokens)
+    if decimals is not None and not result.truncated:
+        result.decimals = finisher.decimals(decimals)
     return result

@@ -9,7 +9,6 @@ never does.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,8 +21,6 @@ from dispatcher.policy import (
     FASTER,
     GPU,
     LESS_CPU,
-    NO_GPU,
-    POLICY,
     REASONS,
     Choice,
     CpuLoad,
@@ -60,8 +57,6 @@ STAYS_NS = 4_000_000
 
 _EXPLORE_CPU = Choice(CPU, EXPLORE)
 _SAME = gpu_choice(0, FASTER)
-_GIVEN = gpu_choice(0, POLICY)
-_NO_GPU = Choice(CPU, NO_GPU)
 
 
 @dataclass(slots=True)
@@ -113,14 +108,12 @@ class RouteChooser:
         cpu: CpuLoad,
         gpus: Sequence[GpuLoad],
         now_ns: int,
-        policy: str = "",
         deadline_ns: int = 0,
     ) -> Choice:
-        """The route for at least one document of one kind. `policy`: the request's own; `deadline_ns` 0 = never."""
-        policy = policy or self.policy
+        """The route for at least one document of one kind, by the policy. `deadline_ns` 0 = never."""
         costs = self.costs
-        if policy != ADAPTIVE:
-            return self.given(policy, model, kind, n_bytes, n_documents, gpus, now_ns)
+        if self.policy != ADAPTIVE:
+            return self.given(self.policy, model, kind, n_bytes, n_documents, gpus, now_ns)
         gpu_cost = costs.of(GPU, model, kind)
         cpu_cost = costs.of(CPU, model, kind)
         key = (model, kind, size_class(n_bytes // n_documents))
@@ -157,14 +150,10 @@ class RouteChooser:
         n_bytes: int,
         n_documents: int,
         gpus: Sequence[GpuLoad],
-        now_ns: int | None = None,
+        now_ns: int,
     ) -> Choice:
         """The choice where the route is given, so that only a GPU is chosen."""
-        if policy == GPU and len(gpus) == 1:
-            choice = _GIVEN if gpus[0].ready else _NO_GPU
-        else:
-            now_ns = time.monotonic_ns() if now_ns is None else now_ns
-            choice = asked_for(policy, n_bytes, n_documents, gpus, self.costs.of(GPU, model, kind), now_ns)
+        choice = asked_for(policy, n_bytes, n_documents, gpus, self.costs.of(GPU, model, kind), now_ns)
         self._counts[choice.route, choice.reason].add()
         return choice
 

@@ -33,10 +33,10 @@ class Finisher:
             return EncodedDocument(ids, len(ids) >> 2)
         return self.finish_view(ids, len(ids) >> 2)
 
-    def decimals(self, text: bytes, n_tokens: int) -> tuple[bytes, ...]:
-        """For a document whose ids are so many, and are this as decimal numbers with commas between them: the same of
-        its result, in pieces; none where the result is not made of all of them."""
-        if self._count_only or (self._room is not None and n_tokens > self._room):
+    def decimals(self, text: bytes) -> tuple[bytes, ...]:
+        """For a document whose ids are this as decimal numbers with commas between them: the same of its result, in
+        pieces, if that is made of all of them; none where only a count is wanted."""
+        if self._count_only:
             return ()
         return tuple(filter(None, (self._around[0], text, self._around[1])))
 

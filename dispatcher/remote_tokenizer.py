@@ -65,8 +65,3 @@ class RemoteTokenizer(Tokenizer):
     def counters(self) -> TokenizerCounts:
         """See `Tokenizer`; what the answers told so far."""
         return self.process.counters()
-
-    def close(self) -> None:
-        """End the process and wait until it is gone."""
-        self.process.close()
-        self.process.join()

@@ -39,8 +39,6 @@ from gpu_core.normal_form import Rewriter
 
 Read = tuple[Job[Any], Request]
 _NOTHING = nullcontext()
-_NO_LOAD = CpuLoad(1, 1)
-"""Where the route is given, nobody asks for that of the CPU route."""
 WRITE_BYTES = 32_768
 """Answers to longer texts are written by a worker: the route's thread has replays to launch."""
 
@@ -182,9 +180,9 @@ class Router:
             ]
         chooser = self.chooser
         policy = chooser.policy if route == "auto" else route
-        if policy != ADAPTIVE:
-            return chooser.given(policy, key, kind, n_bytes, n_documents, loads)
         now_ns = time.monotonic_ns()
+        if policy != ADAPTIVE:
+            return chooser.given(policy, key, kind, n_bytes, n_documents, loads, now_ns)
         if loads and (choice := chooser.again(key, kind, n_bytes, n_documents, loads, now_ns)) is not None:
             return choice
         queue = self._queue
@@ -192,7 +190,7 @@ class Router:
         # A worker that asks is one that would begin at once.
         n_idle = queue.n_idle + (on_worker and self._n_workers > 1)
         cpu = CpuLoad(self._n_workers, n_idle, queue.waiting_bytes, queue.n_waiting, start_ns, on_worker)
-        return chooser.choose(key, kind, n_bytes, n_documents, cpu, loads, now_ns, policy, deadline_ns)
+        return chooser.choose(key, kind, n_bytes, n_documents, cpu, loads, now_ns, deadline_ns)
 
     def observing(self, requests: list[Read]) -> AbstractContextManager[None]:
         """Encode requests that share a tokenizer are encoded by the calling thread while the context lasts."""
@@ -228,13 +226,7 @@ class Router:
 
     def count_group(self, model: str, n_documents: int, n_bytes: int, n_tokens: int) -> None:
         """Count documents that a GPU answered, on the calling thread."""
-        tally: WorkerTally | None = getattr(self._own, "tally", None)
-        work = None if tally is None else tally.work.get((model, GPU))  # type: ignore[call-overload]
-        if work is None:
-            work = self.tally().row(model, GPU)
-        work.n_documents += n_documents
-        work.n_bytes += n_bytes
-        work.n_tokens += n_tokens
+        self.tally().row(model, GPU).count(n_documents, n_bytes, n_tokens)
 
     def finish(self, bundle: Bundle | SecondTry, group: Group) -> None:
         """A group has results: write answers, and send back to the queue what is not complete."""

@@ -63,20 +63,8 @@ def read_bpe_model(data: bytes) -> BpeModel:
     return BpeModel(entries, byte_ids, read_rules(model["merges"], vocab), bool(model.get("ignore_merges")))
 
 
-def read_entry_lengths(data: bytes, n_ids: int) -> NDArray[np.int32]:
-    """Bytes of each entry by id, shape (n_ids,); 0 where no text can spell one. Much faster than `read_bpe_model`.
-
-    Raises `UnsupportedTokenizer` when a byte has no entry.
-    """
-    vocab: dict[str, int] = json.loads(data)["model"]["vocab"]
-    missing = byte_alphabet().keys() - vocab.keys()
-    if missing:
-        raise UnsupportedTokenizer(f"the vocabulary lacks {len(missing)} of the 256 single bytes")
-    return entry_lengths(vocab, n_ids)
-
-
 def entry_lengths(vocab: dict[str, int], n_ids: int) -> NDArray[np.int32]:
-    """The same for a vocabulary that was read, which may lack bytes."""
+    """Bytes of each entry by id, shape (n_ids,); 0 where no text can spell one. Much faster than `read_bpe_model`."""
     spells = re.compile("[" + re.escape("".join(byte_alphabet())) + "]*").fullmatch
     lengths = np.zeros(n_ids, dtype=np.int32)
     lengths[list(vocab.values())] = [len(content) if spells(content) else 0 for content in vocab]

@@ -67,9 +67,10 @@ class PartResult:
         self.text_starts: list[int] = []
         """Where each piece begins in the text of the part; only with token starts."""
         self.decimals: memoryview | None = None
-        self.document_decimals = context.document_decimals[: n_documents + 1]
+        self.document_decimals: NDArray[np.uint32] | None = None
+        """Where those of each document begin, and the end of the last."""
         if flags & FLAG_DECIMALS:
-            self.decimals = context.decimals
+            self.decimals, self.document_decimals = context.decimals, context.document_decimals[: n_documents + 1]
         if flags & FLAG_IDS:
             self.ids = held(context.ids, lease)
         if flags & FLAG_TOKEN_STARTS:
@@ -90,7 +91,7 @@ class PartResult:
         """A part of one document that holds no context."""
         part = cls.__new__(cls)
         part.lease, part.ids, part.token_starts, part.text_starts = None, ids, token_starts, [0]
-        part.decimals, part.document_decimals = None, np.zeros(2, np.uint32)
+        part.decimals = part.document_decimals = None
         part.document_tokens = np.array([0, len(ids)], dtype=np.uint32)
         return part
 
@@ -105,8 +106,8 @@ class PartResult:
         n_tokens = int(self.document_tokens[-1])
         self.ids = None if self.ids is None else self.ids[:n_tokens].copy()
         self.token_starts = None if self.token_starts is None else self.token_starts[:n_tokens].copy()
-        self.document_decimals = self.document_decimals.copy()
-        if self.decimals is not None:
+        if self.decimals is not None and self.document_decimals is not None:
+            self.document_decimals = self.document_decimals.copy()
             self.decimals = memoryview(bytes(self.decimals[: self.document_decimals.item(-1)]))
         self.release()
 
@@ -183,8 +184,10 @@ class Encoding:
         if self._pieces is not None or document in self.needs_cpu:
             return None
         part = self.parts[0]
+        if part.decimals is None or part.document_decimals is None:
+            return None
         begin, end = part.document_decimals.item(document), part.document_decimals.item(document + 1)
-        if part.decimals is None or end > len(part.decimals):
+        if end > len(part.decimals):
             return None
         return part.decimals[begin : max(begin, end - 1)]
 

@@ -182,10 +182,11 @@ class Registry:
 
     def close(self) -> None:
         """End the processes of models."""
-        for model in self._models.values():
-            if (process := model.process) is not None:
-                process.close()
-                process.join()
+        processes = [model.process for model in self._models.values() if model.process is not None]
+        for process in processes:
+            process.close()
+        for process in processes:
+            process.join()
 
     def load(self, model: Model) -> None:
         """Load one model; returns when it is ready or failed, at once when it was removed."""

@@ -63,23 +63,28 @@ class PiecewiseEngine:
             model = json.loads(data)["model"]
             self._long_runs = _long_runs(as_family, model["vocab"])
             self._borders = _borders(spec, model)
+        self._can_cut = bool(self._long_runs) or self._borders is not None
 
     def encode(self, document: str) -> bytes:
         """See `CpuEngine`."""
-        if len(document) > SAMPLE_EVERY and _may_have_long_run(document):
+        if self._is_long(document):
             return self._in_parts(document)
         return self._encode(document)
 
     def encode_many(self, documents: list[str]) -> list[bytes]:
         """See `CpuEngine`."""
         if max(map(len, documents), default=0) > SAMPLE_EVERY:
-            if any(len(document) > SAMPLE_EVERY and _may_have_long_run(document) for document in documents):
+            if any(map(self._is_long, documents)):
                 return [self.encode(document) for document in documents]
         elif len(documents) >= MANY and 2 * len(set(documents[:MANY])) < MANY:
             different = list(dict.fromkeys(documents))
             ids = dict(zip(different, self._encode_many(different), strict=True))
             return [ids[document] for document in documents]
         return self._encode_many(documents)
+
+    def _is_long(self, document: str) -> bool:
+        """Whether there may be a run in it that can be cut."""
+        return self._can_cut and len(document) > SAMPLE_EVERY and _may_have_long_run(document)
 
     def _in_parts(self, document: str) -> bytes:
         """Cut at certain borders, and parts that are still long in pieces that overlap."""
@@ -145,6 +150,8 @@ def _borders(spec: TokenizerSpec, model: dict[str, Any]) -> CertainBorders | Non
     literals = [token.content for token in spec.added_tokens]
     known = [bytes(byte for byte in kind if chr(byte) in vocab) for kind in kinds]
     kinds = [kind for kind in known if kind and not _may_lie_in_run(literals, kind)]
+    if not kinds:
+        return None
     if not spec.ignore_merges:
         return CertainBorders(model["merges"], kinds, WIDE)
     # No part may be looked up as a whole, without merges.

@@ -145,13 +145,10 @@ class Former:
             self.n_under_way >= self.limits.max_in_flight
             or (is_alone and (group.lease is None or self.n_alone_under_way))
             or queue.is_forgotten
-            or group.cancelled
-            or (group.deadline_ns and now_ns > group.deadline_ns)
+            or not self.is_idle
+            or group.why_unwanted(now_ns)
         ):
             return None
-        for other in self.queues.values():
-            if other.shared or other.filled or other.alone:
-                return None
         if is_alone:
             self._add_filled(queue, group)
             batch = queue.filled.pop()

@@ -127,11 +127,6 @@ class ModelQueue:
             max_batch_bytes=min(max_batch_bytes, self.top.capacity),
         )
 
-    @property
-    def has_waiting(self) -> bool:
-        """Whether something is not launched yet."""
-        return bool(self.shared or self.filled or self.alone)
-
     def largest_free(self) -> int:
         """The largest class with a free slot; -1 when there is none."""
         at = len(self.free) - 1

@@ -30,12 +30,8 @@ class Sizes:
         self.counts = [0] * N_SIZES
         self.sum = 0
 
-    def observe(self, size: int) -> None:
-        """Count one size."""
-        self.add(np.array([size]))
-
     def add(self, sizes: NDArray[np.int64]) -> None:
-        """Count many."""
+        """Count some."""
         # An exponent is the length in bits, and to bring it about NumPy has nothing else.
         buckets = np.minimum(np.frexp(np.maximum(sizes - 1, 0))[1], N_SIZES - 1)
         self.counts = [

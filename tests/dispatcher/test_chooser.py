@@ -198,7 +198,7 @@ def test_policies_do_not_explore_and_are_counted() -> None:
     gpus = [GpuLoad(ready=True)]
     for number in range(200):
         chooser.choose(MODEL, KIND, 1_000, 1, CpuLoad(4, 4), gpus, number * SECOND)
-    chooser.choose(MODEL, KIND, 1_000, 1, CpuLoad(4, 4), gpus, 0, policy=CPU)
+    chooser.given(CPU, MODEL, KIND, 1_000, 1, gpus, 0)
     counts = {key: n for key, n in chooser.snapshot().items() if n}
     assert counts == {(GPU, POLICY): 200, (CPU, POLICY): 1}
 

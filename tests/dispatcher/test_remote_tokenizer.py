@@ -41,6 +41,12 @@ def load_remote_tokenizer(data: bytes, clocks: ThreadClocks, cache_dir: Path | N
     return RemoteTokenizer(ModelProcess(data, {"cache_dir": cache_dir}, clocks))
 
 
+def end(tokenizer: RemoteTokenizer) -> None:
+    """End its process and wait until it is gone."""
+    tokenizer.process.close()
+    tokenizer.process.join()
+
+
 @pytest.fixture
 def clocks() -> ThreadClocks:
     """Where the process's CPU time is counted."""
@@ -52,7 +58,7 @@ def remote(clocks: ThreadClocks, tmp_path: Path) -> Iterator[RemoteTokenizer]:
     """A tokenizer in a process of its own."""
     tokenizer = load_remote_tokenizer(tokenizer_json(FAMILY), clocks, cache_dir=tmp_path)
     yield tokenizer
-    tokenizer.close()
+    end(tokenizer)
 
 
 def fields_of(result: EncodedDocument) -> list[Any]:
@@ -226,7 +232,7 @@ def test_a_process_that_is_stopped_while_it_loads(clocks: ThreadClocks) -> None:
 
     def load() -> None:
         try:
-            load_remote_tokenizer(tokenizer_json(FAMILY), clocks).close()
+            end(load_remote_tokenizer(tokenizer_json(FAMILY), clocks))
         except EngineFault as error:
             errors.append(error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from dispatcher.gpu.batch import RouteLimits
@@ -15,7 +16,7 @@ from tests.dispatcher.route_rig import MODEL, US, Rig, cost_of
 def test_sizes_by_powers_of_two(size: int, bucket: int) -> None:
     """Bucket k holds what is up to 2^k; the last one the rest."""
     sizes = Sizes()
-    sizes.observe(size)
+    sizes.add(np.array([size]))
     assert sizes.counts == [int(at == bucket) for at in range(N_SIZES)]
     assert sizes.sum == size
 

@@ -5,8 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from gpu_core.bpe_file import read_bpe_model, read_entry_lengths
-from gpu_core.errors import UnsupportedTokenizer
+from gpu_core.bpe_file import entry_lengths, read_bpe_model
 from tests.data import EMBEDDED, tokenizer_json
 
 
@@ -17,18 +16,9 @@ def test_lengths_of_entries(family: str) -> None:
     file = json.loads(data)
     unspellable = max(file["model"]["vocab"].values()) + 1
     file["model"]["vocab"]["\ue000 no text"] = unspellable
-    data = json.dumps(file).encode()
-    lengths = read_entry_lengths(data, unspellable + 1)
+    lengths = entry_lengths(file["model"]["vocab"], unspellable + 1)
     expected = np.zeros(unspellable + 1, dtype=np.int32)
-    for entry, number in read_bpe_model(data).entries.items():
+    for entry, number in read_bpe_model(json.dumps(file).encode()).entries.items():
         expected[number] = len(entry)
     assert lengths.tolist() == expected.tolist()
     assert lengths[unspellable] == 0
-
-
-def test_lengths_of_a_vocabulary_that_lacks_bytes() -> None:
-    """It is refused as when all of it is read."""
-    file = json.loads(tokenizer_json("byte_bpe"))
-    del file["model"]["vocab"]["a"]
-    with pytest.raises(UnsupportedTokenizer, match="lacks 1 of the 256"):
-        read_entry_lengths(json.dumps(file).encode(), 1 << 20)
