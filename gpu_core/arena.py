@@ -8,6 +8,7 @@ device   control │ document_flags │ tile_states │ fetched │ arrived │ 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpu_core.decimal_layout import decimal_results
@@ -31,6 +32,16 @@ class Block:
         return base + self.offsets[name] if name in self.offsets else 0
 
 
+def place(buffers: Iterable[Buffer]) -> Block:
+    """One behind the other, each at a multiple of `ALIGNMENT`."""
+    offsets: dict[str, int] = {}
+    end = 0
+    for buffer in buffers:
+        offsets[buffer.name] = end
+        end += -(-buffer.n_bytes // ALIGNMENT) * ALIGNMENT
+    return Block(offsets, end)
+
+
 @dataclass(frozen=True, slots=True)
 class Arena:
     """All memory of one execution context."""
@@ -46,14 +57,5 @@ def arrange(capacity: int, max_documents: int, token_starts: bool) -> Arena:
     all_of_them = *workspace(capacity, max_documents, token_starts), *decimal_results(capacity, max_documents)
     buffers = {buffer.name: buffer for buffer in all_of_them}
     lengths = {name: buffer.length for name, buffer in buffers.items()}
-    return Arena(_place(buffers, _PINNED), _place(buffers, _DEVICE), lengths)
-
-
-def _place(buffers: dict[str, Buffer], names: tuple[str, ...]) -> Block:
-    offsets: dict[str, int] = {}
-    end = 0
-    for name in names:
-        if buffers[name].length:
-            offsets[name] = end
-            end += -(-buffers[name].n_bytes // ALIGNMENT) * ALIGNMENT
-    return Block(offsets, end)
+    pinned, device = ([buffers[name] for name in names if lengths[name]] for names in (_PINNED, _DEVICE))
+    return Arena(place(pinned), place(device), lengths)

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from gpu_core.arena import ALIGNMENT
+from gpu_core.arena import place
 from gpu_core.cuda import cupy, driver, launch_of, runtime
-from gpu_core.decimal_layout import DECIMAL_BATCH, DECIMAL_JOB, DECIMAL_KERNEL, ROOM, decimal_memory, n_id_blocks
+from gpu_core.decimal_layout import DECIMAL_BATCH, DECIMAL_JOB, DECIMAL_KERNEL, ROOM, decimal_memory
+from gpu_core.layout import n_id_tiles
 
 
 class CudaDecimals:
@@ -21,17 +22,14 @@ class CudaDecimals:
         Raises `OutOfMemoryError` of CuPy, or `CUDARuntimeError`.
         """
         self._stream, self._room = stream, ROOM * capacity
-        offsets, end = {}, 0
-        for buffer in decimal_memory(capacity):
-            offsets[buffer.name] = end
-            end += -(-buffer.n_bytes // ALIGNMENT) * ALIGNMENT
-        self._memory = cupy.cuda.Memory(end)
+        block = place(decimal_memory(capacity))
+        self._memory = cupy.cuda.Memory(block.n_bytes)
         base = int(self._memory.ptr)
-        runtime.memsetAsync(base, 0, end, stream)
-        self.replay_completion = base + offsets["completion"]
+        runtime.memsetAsync(base, 0, block.n_bytes, stream)
+        self.replay_completion = block.address(base, "completion")
         """Where the replay writes that it is complete, for the kernel."""
         batch = np.zeros((), dtype=DECIMAL_BATCH)
-        own = {name: base + offsets[name] for name in ("states", "control")}
+        own = {name: block.address(base, name) for name in ("states", "control")}
         for name, address in (sides | own | {"encoded": self.replay_completion}).items():
             batch[name] = address
         self._job: Any = np.zeros((), dtype=DECIMAL_JOB)
@@ -41,5 +39,5 @@ class CudaDecimals:
         """Behind the replay with this epoch, on its stream. There are no more ids than bytes."""
         self._job[()] = (epoch, n_documents, self._room)
         kernel, _blocks, threads, parameters, _structs = self._launch
-        blocks = n_id_blocks(n_bytes)
+        blocks = n_id_tiles(n_bytes)
         driver.launchKernel(kernel, blocks, 1, 1, threads, 1, 1, 0, self._stream, ctypes.addressof(parameters), 0)

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpu_core.layout import Buffer, Kernel
+from gpu_core.layout import Buffer, Kernel, n_id_tiles
 
-TILE_IDS = 1024
-"""Ids of one block."""
 MAX_TEXT = 11
 """Bytes of an id and its comma at most."""
 ROOM = 2
@@ -37,12 +35,7 @@ DECIMAL_JOB = np.dtype([("epoch", "<u8"), ("n_documents", "<u4"), ("room", "<u4"
 DECIMAL_CONTROL = np.dtype([("blocks_done", "<u4"), ("reserved", "<u4")])
 
 DECIMAL_KERNEL = Kernel("decimal", "decimal.cu", ("DECIMAL_BATCH", "DECIMAL_JOB"), 256)
-"""Its grid is `n_id_blocks(n_bytes)` blocks; those beyond the ids exit at once."""
-
-
-def n_id_blocks(n_ids: int) -> int:
-    """Blocks that so many ids need; none need one too, which writes the results."""
-    return max(1, -(-n_ids // TILE_IDS))
+"""Its grid is `n_id_tiles(n_bytes)` blocks; those beyond the ids exit at once."""
 
 
 def decimal_results(capacity: int, max_documents: int) -> tuple[Buffer, ...]:
@@ -58,5 +51,5 @@ def decimal_memory(capacity: int) -> tuple[Buffer, ...]:
     return (
         Buffer("control", "u1", DECIMAL_CONTROL.itemsize, zeroed=True),
         Buffer("completion", "<u8", 2, zeroed=True),
-        Buffer("states", "<u8", n_id_blocks(capacity), zeroed=True),
+        Buffer("states", "<u8", n_id_tiles(capacity), zeroed=True),
     )

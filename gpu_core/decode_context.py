@@ -18,9 +18,9 @@ from gpu_core.decode_layout import (
     DECODE_COMPLETION,
     DECODE_JOB,
     DecodeArena,
-    n_id_tiles,
 )
 from gpu_core.decode_tables import DecodeTables
+from gpu_core.layout import n_id_tiles
 
 SEARCHED_ON_HOST = 32
 """Up to so many sequences the blocks search the starts in pinned memory: one look of a warp."""

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpu_core.arena import ALIGNMENT, Block
-from gpu_core.layout import Kernel
+from gpu_core.arena import Block, place
+from gpu_core.layout import TILE_IDS, Buffer, Kernel, n_id_tiles
 
-TILE_IDS = 1024
-"""Ids of one block."""
 STAGE = 8192
 """Bytes that a block puts together at a time."""
 INLINE = 12
@@ -49,11 +47,6 @@ DECODE_KERNEL = Kernel("decode", "decode.cu", ("DECODE_TABLES", "DECODE_BATCH", 
 """Its grid is `n_id_tiles(n_ids)` blocks."""
 
 
-def n_id_tiles(n_ids: int) -> int:
-    """Blocks that so many ids need; none need one too, which writes the results."""
-    return max(1, -(-n_ids // TILE_IDS))
-
-
 @dataclass(frozen=True, slots=True)
 class DecodeArena:
     """Where the arrays of one context lie; the device's part is zero at first."""
@@ -68,26 +61,17 @@ class DecodeArena:
 def arrange_decoding(n_ids: int, n_bytes: int, n_sequences: int) -> DecodeArena:
     """Room for so many ids, bytes and sequences in one launch."""
     n_ids, n_bytes = n_id_tiles(n_ids) * TILE_IDS, -(-n_bytes // 16) * 16
-    starts = 4 * (n_sequences + 1)
-    pinned = {
-        "completion": DECODE_COMPLETION.itemsize,
-        "sequence_starts": starts,
-        "ids": 4 * n_ids,
-        "sequence_bytes": starts,
-        "bytes": n_bytes,
-    }
-    device = {
-        "control": DECODE_CONTROL.itemsize,
-        "tile_states": 8 * n_id_tiles(n_ids),
-        "sequence_starts": starts,
-    }
-    return DecodeArena(n_ids, n_bytes, n_sequences, _place(pinned), _place(device))
-
-
-def _place(sizes: dict[str, int]) -> Block:
-    offsets: dict[str, int] = {}
-    end = 0
-    for name, n_bytes in sizes.items():
-        offsets[name] = end
-        end += -(-n_bytes // ALIGNMENT) * ALIGNMENT
-    return Block(offsets, end)
+    starts = Buffer("sequence_starts", "<u4", n_sequences + 1)
+    pinned = (
+        Buffer("completion", "u1", DECODE_COMPLETION.itemsize),
+        starts,
+        Buffer("ids", "<u4", n_ids),
+        Buffer("sequence_bytes", "<u4", n_sequences + 1),
+        Buffer("bytes", "u1", n_bytes),
+    )
+    device = (
+        Buffer("control", "u1", DECODE_CONTROL.itemsize, zeroed=True),
+        Buffer("tile_states", "<u8", n_id_tiles(n_ids), zeroed=True),
+        starts,
+    )
+    return DecodeArena(n_ids, n_bytes, n_sequences, place(pinned), place(device))

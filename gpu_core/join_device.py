@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_core.arena import ALIGNMENT
+from gpu_core.arena import place
 from gpu_core.cuda import cupy, device_address, driver, host_bytes, launch_of, read_behind, runtime
 from gpu_core.join_layout import JOIN_BATCH, JOIN_JOB, JOIN_KERNEL, join_memory, max_pieces, n_blocks
 
@@ -28,21 +28,18 @@ class CudaJoin:
     def __init__(self, kernel: int, capacity: int, sides: Sides, stream: int) -> None:
         """Raises `OutOfMemoryError` of CuPy, or `CUDARuntimeError`."""
         self._kernel, self._stream = kernel, stream
-        offsets, end = {}, 0
-        for buffer in join_memory(capacity):
-            offsets[buffer.name] = end
-            end += -(-buffer.n_bytes // ALIGNMENT) * ALIGNMENT
-        self._memory = cupy.cuda.Memory(end)
+        block = place(join_memory(capacity))
+        self._memory = cupy.cuda.Memory(block.n_bytes)
         base = int(self._memory.ptr)
-        runtime.memsetAsync(base, 0, end, stream)
+        runtime.memsetAsync(base, 0, block.n_bytes, stream)
         self._pinned_memory = cupy.cuda.PinnedMemory(4 * max_pieces(capacity))
         host = int(self._pinned_memory.ptr)
         self.places = host_bytes(host, 4 * max_pieces(capacity), self._pinned_memory).view(np.uint32)
-        self.replay_completion = base + offsets["completion"]
+        self.replay_completion = block.address(base, "completion")
         """Where the replay over the pieces writes that it is complete, which nobody reads."""
-        self._reports = base + offsets["reports"]
+        self._reports = block.address(base, "reports")
         batch = np.zeros((), dtype=JOIN_BATCH)
-        own = {name: base + offsets[name] for name in ("reports", "states", "control")}
+        own = {name: block.address(base, name) for name in ("reports", "states", "control")}
         for name, address in (sides.encoded | sides.results | own | {"places": device_address(host)}).items():
             batch[name] = address
         self._job = np.zeros((), dtype=JOIN_JOB)

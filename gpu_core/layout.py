@@ -32,6 +32,9 @@ MAX_CAPACITY = (1 << 26) - (1 << 16)
 MAX_WALK = 1 << 20
 """Bytes that a block looks beyond its window for the start of a run of digits, or the end of a run of blanks."""
 
+TILE_IDS = 1024
+"""Ids of a block of `decode` and of `decimal`."""
+
 CHUNK = 8192
 """Bytes that a block copies at a time."""
 MAX_FETCHERS = 32
@@ -179,6 +182,11 @@ def n_chunks(capacity: int, max_documents: int) -> int:
 def n_tiles(n_bytes: int, tile: int) -> int:
     """Blocks that a text of `n_bytes` needs; an empty one needs a block too, which writes the results."""
     return max(1, -(-n_bytes // tile))
+
+
+def n_id_tiles(n_ids: int) -> int:
+    """Blocks that so many ids need; none need one too, which writes the results."""
+    return max(1, -(-n_ids // TILE_IDS))
 
 
 def workspace(capacity: int, max_documents: int, token_starts: bool) -> tuple[Buffer, ...]:

@@ -6,17 +6,13 @@
 //   text        9707,11,5,            put together in shared memory, written in whole 16-byte items
 //   documents   0        8   10       where the text of each begins: a reader leaves out the comma before the next one
 //
-// Sums in the block, then look-back over the tiles before. Nothing is cleared between launches: tile states carry the epoch. No block
-// waits for one with a higher number. Text behind the room that there is does not get written, but is counted.
+// Sums in the block, then look-back over the tiles before (id_tiles.cuh, look_back.cuh). Text behind the room that there is does not get written, but is counted.
+#include "id_tiles.cuh"
 #include "search.cuh"
 
-constexpr u32 THREADS = 256, N_WARPS = THREADS / 32;
-constexpr u32 IDS_PER_THREAD = 4, TILE_IDS = THREADS * IDS_PER_THREAD;
 constexpr u32 MAX_TEXT = 11;  // bytes of an id at most
 constexpr u32 LINE = 128;     // bytes; the text of a tile begins at the same place of a line in both memories
 constexpr u32 STAGE = TILE_IDS * MAX_TEXT + LINE;
-constexpr u32 STATUS_SHIFT = 32, STATE_EPOCH_SHIFT = 34;
-enum Status : u32 { PARTIAL = 1, INCLUSIVE = 2 };
 
 struct Control {
     u32 blocks_done;
@@ -52,14 +48,13 @@ struct Job {
 
 struct Shared {
     uint4 stage[STAGE / 16];
-    u32 offset[TILE_IDS];  // of the text of each id in that of the tile
-    u32 warp_total[N_WARPS];
+    Tile tile;
     u32 base, first_document;
 };
 
 // What a thread knows of its ids; those behind the last one have no text.
-struct Numbers {
-    u32 id[IDS_PER_THREAD], length[IDS_PER_THREAD], at[IDS_PER_THREAD];
+struct Numbers : Spans {
+    u32 id[IDS_PER_THREAD];
 };
 
 __device__ __forceinline__ u32 n_digits(u32 value) {
@@ -86,55 +81,6 @@ __device__ __forceinline__ void load_numbers(Numbers& p, const Batch& batch, u32
     for (u32 k = 0; k < IDS_PER_THREAD; ++k) p.length[k] = first + k < n_ids ? n_digits(p.id[k]) + 1 : 0;
 }
 
-// Bytes of the tile's text; `offset` and `at` count from its beginning. Has a barrier in it; another one is due before `offset` is read.
-__device__ __forceinline__ u32 add_up(Shared& sh, Numbers& p) {
-    u32 own = 0;
-#pragma unroll
-    for (u32 k = 0; k < IDS_PER_THREAD; ++k) {
-        p.at[k] = own;
-        own += p.length[k];
-    }
-    u32 sum = warp_inclusive_sum(own);
-    if (lane_id() == 31) sh.warp_total[warp_id()] = sum;
-    __syncthreads();
-    u32 before = sum - own, total = 0;
-    for (u32 warp = 0; warp < N_WARPS; ++warp) {
-        if (warp < warp_id()) before += sh.warp_total[warp];
-        total += sh.warp_total[warp];
-    }
-#pragma unroll
-    for (u32 k = 0; k < IDS_PER_THREAD; ++k) {
-        p.at[k] += before;
-        sh.offset[threadIdx.x * IDS_PER_THREAD + k] = p.at[k];
-    }
-    return total;
-}
-
-__device__ __forceinline__ u64 state_of(u64 epoch, u32 status, u32 value) {
-    return epoch << STATE_EPOCH_SHIFT | static_cast<u64>(status) << STATUS_SHIFT | value;
-}
-
-// Bytes of text before this tile, `own` being the tile's. By one warp.
-__device__ __forceinline__ u32 look_back(const Batch& batch, const Job& job, u32 own) {
-    volatile u64* states = batch.states;
-    const u32 tile = blockIdx.x;
-    if (lane_id() == 0) states[tile] = state_of(job.epoch, tile ? PARTIAL : INCLUSIVE, own);
-    u32 before = 0;
-    for (int nearest = static_cast<int>(tile) - 1; nearest >= 0; nearest -= 32) {
-        int other = nearest - static_cast<int>(lane_id());
-        u64 state;
-        do {
-            state = other >= 0 ? states[other] : state_of(job.epoch, INCLUSIVE, 0);
-        } while (__any_sync(FULL, state >> STATE_EPOCH_SHIFT != (job.epoch & (~0ull >> STATE_EPOCH_SHIFT))));
-        u32 inclusive = __ballot_sync(FULL, (state >> STATUS_SHIFT & 3u) == INCLUSIVE);
-        u32 used = inclusive ? __ffs(inclusive) - 1 : 31;
-        before += warp_sum(lane_id() <= used ? static_cast<u32>(state) : 0);
-        if (inclusive) break;
-    }
-    if (lane_id() == 0 && tile) states[tile] = state_of(job.epoch, INCLUSIVE, before + own);
-    return before;
-}
-
 // Puts the text of the thread's ids into the stage, in which the tile's begins at `shift`; last digits first.
 __device__ __forceinline__ void fill_stage(Shared& sh, const Numbers& p, u32 shift) {
     u8* stage = reinterpret_cast<u8*>(sh.stage);
@@ -150,21 +96,6 @@ __device__ __forceinline__ void fill_stage(Shared& sh, const Numbers& p, u32 shi
     }
 }
 
-// Writes the text [begin, end) of the stage, whose first byte is number `first` of all text: whole items, and single bytes at the borders,
-// where the rest of an item is another tile's.
-__device__ __forceinline__ void write_stage(const Shared& sh, const Batch& batch, u32 first, u32 begin, u32 end) {
-    const u8* stage = reinterpret_cast<const u8*>(sh.stage);
-    for (u32 item = threadIdx.x; item < STAGE / 16; item += THREADS) {
-        const u32 at = first + item * 16;
-        if (at >= end) break;
-        if (at >= begin && at + 16 <= end) {
-            reinterpret_cast<uint4*>(batch.decimals)[at / 16] = sh.stage[item];
-        } else if (at + 16 > begin) {
-            for (u32 to = max(at, begin); to < min(at + 16, end); ++to) batch.decimals[to] = stage[to - first];
-        }
-    }
-}
-
 // Of each document that begins in this tile, where its ids and their text begin; those at the end of the ids belong to the last tile.
 __device__ __forceinline__ void write_documents(const Shared& sh, const Batch& batch, const Job& job, u32 n_ids,
                                                 u32 total) {
@@ -174,7 +105,7 @@ __device__ __forceinline__ void write_documents(const Shared& sh, const Batch& b
         const u32 token = batch.document_tokens[document];
         if (token >= n_ids ? !is_last : token >= tile_start + TILE_IDS) break;
         batch.written_tokens[document] = token;
-        batch.document_decimals[document] = sh.base + (token >= n_ids ? total : sh.offset[token - tile_start]);
+        batch.document_decimals[document] = sh.base + (token >= n_ids ? total : sh.tile.offset[token - tile_start]);
     }
 }
 
@@ -198,9 +129,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) decimal(const Batch bat
     if (blockIdx.x >= n_blocks) return;
     Numbers p;
     load_numbers(p, batch, n_ids);
-    const u32 total = add_up(sh, p);
+    const u32 total = add_up(sh.tile, p);
     if (warp_id() == 0) {
-        const u32 base = look_back(batch, job, total);
+        const u32 base = look_back(Counts{batch.states, job.epoch}, blockIdx.x, total);
         if (lane_id() == 0) sh.base = base;
     } else if (warp_id() == 1) {
         const u32 first = first_from(batch.document_tokens, job.n_documents, blockIdx.x * TILE_IDS);
@@ -210,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) decimal(const Batch bat
     const u32 base = sh.base, shift = base % LINE;
     fill_stage(sh, p, shift);
     __syncthreads();
-    write_stage(sh, batch, base - shift, base, min(base + total, job.room));
+    write_stage(sh.stage, batch.decimals, base - shift, base, min(base + total, job.room));
     write_documents(sh, batch, job, n_ids, total);
     complete(batch, job, n_blocks);
 }

@@ -5,18 +5,15 @@
 //   offsets     0  2  7   7  (12)        sum in the block, then look-back over the tiles before
 //   bytes       he llo_       llo_       put together in shared memory, written in whole 16-byte items
 //
-// Cost: one 16-byte load for each id, which holds entries of up to 12 bytes; each byte of a longer entry is loaded once. Nothing is
-// cleared between launches: tile states carry the epoch. No block waits for one with a higher number.
+// Cost: one 16-byte load for each id, which holds entries of up to 12 bytes; each byte of a longer entry is loaded once. Sums
+// and writes are those of all tiles of ids (id_tiles.cuh, look_back.cuh).
+#include "id_tiles.cuh"
 #include "search.cuh"
 
-constexpr u32 THREADS = 256, N_WARPS = THREADS / 32;
-constexpr u32 IDS_PER_THREAD = 4, TILE_IDS = THREADS * IDS_PER_THREAD;
 constexpr u32 STAGE = 8192;  // bytes put together at a time; a tile of ordinary text has about half of that
 constexpr u32 INLINE = 12;   // bytes of an entry that lie in its slot
 constexpr u32 SPECIAL = 1u << 31, LENGTH_BITS = (1u << 30) - 1;
 constexpr u32 FLAG_SKIP_SPECIAL = 1;
-constexpr u32 STATUS_SHIFT = 32, STATE_EPOCH_SHIFT = 34;
-enum Status : u32 { PARTIAL = 1, INCLUSIVE = 2 };
 
 struct Tables {
     // Of each id: the entry's bytes, or in x where they lie in the pool; w: length, bit 31 = special token.
@@ -56,15 +53,13 @@ struct Job {
 
 struct Shared {
     uint4 stage[STAGE / 16];
-    u32 offset[TILE_IDS];  // of the first byte of each id in the tile's bytes
-    u32 warp_total[N_WARPS];
+    Tile tile;
     u32 base, first_sequence;
 };
 
-// What a thread knows of its ids.
-struct Pieces {
+// What a thread knows of its ids; `at` counts in the bytes of the batch, once these are known.
+struct Pieces : Spans {
     uint4 slot[IDS_PER_THREAD];
-    u32 length[IDS_PER_THREAD], at[IDS_PER_THREAD];  // at: in the bytes of the batch
 };
 
 __device__ __forceinline__ void load_pieces(Pieces& p, const Tables& t, const Batch& batch, const Job& job) {
@@ -78,55 +73,6 @@ __device__ __forceinline__ void load_pieces(Pieces& p, const Tables& t, const Ba
         bool skipped = (job.flags & FLAG_SKIP_SPECIAL) && (p.slot[k].w & SPECIAL);
         p.length[k] = skipped ? 0 : p.slot[k].w & LENGTH_BITS;
     }
-}
-
-// Bytes of the tile; `offset` and `at` count from the tile's first byte. Ends with a barrier.
-__device__ __forceinline__ u32 add_up(Shared& sh, Pieces& p) {
-    u32 own = 0;
-#pragma unroll
-    for (u32 k = 0; k < IDS_PER_THREAD; ++k) {
-        p.at[k] = own;
-        own += p.length[k];
-    }
-    u32 sum = warp_inclusive_sum(own);
-    if (lane_id() == 31) sh.warp_total[warp_id()] = sum;
-    __syncthreads();
-    u32 before = sum - own, total = 0;
-    for (u32 warp = 0; warp < N_WARPS; ++warp) {
-        if (warp < warp_id()) before += sh.warp_total[warp];
-        total += sh.warp_total[warp];
-    }
-#pragma unroll
-    for (u32 k = 0; k < IDS_PER_THREAD; ++k) {
-        p.at[k] += before;
-        sh.offset[threadIdx.x * IDS_PER_THREAD + k] = p.at[k];
-    }
-    return total;
-}
-
-__device__ __forceinline__ u64 tile_state(u64 epoch, u32 status, u32 value) {
-    return epoch << STATE_EPOCH_SHIFT | static_cast<u64>(status) << STATUS_SHIFT | value;
-}
-
-// Bytes before this tile, `own` being the tile's. By one warp.
-__device__ __forceinline__ u32 look_back(const Batch& batch, const Job& job, u32 own) {
-    volatile u64* states = batch.tile_states;
-    const u32 tile = blockIdx.x;
-    if (lane_id() == 0) states[tile] = tile_state(job.epoch, tile ? PARTIAL : INCLUSIVE, own);
-    u32 before = 0;
-    for (int nearest = static_cast<int>(tile) - 1; nearest >= 0; nearest -= 32) {
-        int other = nearest - static_cast<int>(lane_id());
-        u64 state;
-        do {
-            state = other >= 0 ? states[other] : tile_state(job.epoch, INCLUSIVE, 0);
-        } while (__any_sync(FULL, state >> STATE_EPOCH_SHIFT != (job.epoch & (~0ull >> STATE_EPOCH_SHIFT))));
-        u32 inclusive = __ballot_sync(FULL, (state >> STATUS_SHIFT & 3u) == INCLUSIVE);
-        u32 used = inclusive ? __ffs(inclusive) - 1 : 31;
-        before += warp_sum(lane_id() <= used ? static_cast<u32>(state) : 0);
-        if (inclusive) break;
-    }
-    if (lane_id() == 0 && tile) states[tile] = tile_state(job.epoch, INCLUSIVE, before + own);
-    return before;
 }
 
 // Puts the thread's entries into the stage, as far as they lie in the STAGE bytes from `first`; long ones by the whole warp.
@@ -150,21 +96,6 @@ __device__ __forceinline__ void fill_stage(Shared& sh, const Tables& t, const Pi
     }
 }
 
-// Writes the bytes [begin, end) of the stage, whose first one is number `first` of the batch: whole items, and single bytes at the borders,
-// where the rest of an item is another tile's.
-__device__ __forceinline__ void write_stage(const Shared& sh, const Batch& batch, u32 first, u32 begin, u32 end) {
-    const u8* stage = reinterpret_cast<const u8*>(sh.stage);
-    for (u32 item = threadIdx.x; item < STAGE / 16; item += THREADS) {
-        u32 at = first + item * 16;
-        if (at >= end) break;
-        if (at >= begin && at + 16 <= end) {
-            reinterpret_cast<uint4*>(batch.bytes)[at / 16] = sh.stage[item];
-        } else if (at + 16 > begin) {
-            for (u32 to = max(at, begin); to < min(at + 16, end); ++to) batch.bytes[to] = stage[to - first];
-        }
-    }
-}
-
 // The first byte of each sequence that begins in this tile; those at the end of the ids belong to the last tile.
 __device__ __forceinline__ void write_sequences(const Shared& sh, const Batch& batch, const Job& job, u32 total) {
     const u32 tile_start = blockIdx.x * TILE_IDS;
@@ -176,7 +107,7 @@ __device__ __forceinline__ void write_sequences(const Shared& sh, const Batch& b
         } else if (start >= tile_start + TILE_IDS) {
             break;
         } else {
-            batch.sequence_bytes[sequence] = sh.base + sh.offset[start - tile_start];
+            batch.sequence_bytes[sequence] = sh.base + sh.tile.offset[start - tile_start];
         }
     }
 }
@@ -199,9 +130,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) decode(const Tables t, 
     __shared__ Shared sh;
     Pieces p;
     load_pieces(p, t, batch, job);
-    const u32 total = add_up(sh, p);
+    const u32 total = add_up(sh.tile, p);
     if (warp_id() == 0) {
-        u32 base = look_back(batch, job, total);
+        u32 base = look_back(Counts{batch.tile_states, job.epoch}, blockIdx.x, total);
         if (lane_id() == 0) sh.base = base;
     } else if (warp_id() == 1) {
         // A border at the tile's first id is found too. One sequence begins with the first tile, its end lies in the last one.
@@ -217,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) decode(const Tables t, 
     for (u32 first = base & ~127u; first < end; first += STAGE) {
         fill_stage(sh, t, p, first);
         __syncthreads();
-        write_stage(sh, batch, first, base, end);
+        write_stage(sh.stage, batch.bytes, first, base, end);
         __syncthreads();
     }
     write_sequences(sh, batch, job, total);

@@ -1,36 +1,9 @@
-// Stage 6: where each tile's tokens go. A tile publishes how many it has, adds up what the tiles before it published (decoupled
-// look-back), and writes its ids once, side by side.
-//
-//   tile           0     1     2     3
-//   tokens         200   180   210   190
-//   state          200i  180a  210a  ...      a: this tile only, i: all up to this tile
-//   tile 3 reads   2: 210a, 1: 180a, 0: 200i  -> its first token is number 590
+// Stage 6: where each tile's tokens go. A tile publishes how many it has, looks back over the tiles before it (look_back.cuh), and writes
+// its ids once, side by side.
 #pragma once
 
 #include "lookup.cuh"
 #include "tile_state.cuh"
-
-// Tokens before this tile. By one warp; `n_tokens` are the tile's own, `filled` what it said before.
-__device__ __forceinline__ u32 look_back(const Batch& batch, const Job& job, u32 filled, u32 n_tokens) {
-    volatile u64* states = batch.tile_states;
-    if (lane_id() == 0) states[job.tile] = tile_state(job.epoch, filled, job.tile ? PARTIAL : INCLUSIVE, n_tokens);
-    u32 before = 0;
-    int nearest = static_cast<int>(job.tile) - 1;
-    while (nearest >= 0) {
-        int tile = nearest - static_cast<int>(lane_id());
-        u64 state;
-        do {
-            state = tile >= 0 ? states[tile] : tile_state(job.epoch, 0, INCLUSIVE, 0);
-        } while (__any_sync(FULL, !is_of(state, job.epoch) || status_of(state) == UNCOUNTED));
-        u32 inclusive = __ballot_sync(FULL, status_of(state) == INCLUSIVE);
-        u32 used = inclusive ? __ffs(inclusive) - 1 : 31;
-        before += warp_sum(lane_id() <= used ? tokens_of(state) : 0);
-        if (inclusive) break;
-        nearest -= 32;
-    }
-    if (lane_id() == 0 && job.tile) states[job.tile] = tile_state(job.epoch, filled, INCLUSIVE, before + n_tokens);
-    return before;
-}
 
 // Tokens of the tile before each word of the window. By one warp.
 __device__ __forceinline__ void rank_tokens(Shared& sh) {

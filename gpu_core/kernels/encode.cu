@@ -105,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) encode(cons
     if (warp_id() == 0) rank_tokens(sh);
     __syncthreads();
     if (warp_id() == 0) {
-        u32 base = look_back(batch, job, sh.walk.filled, sh.n_tokens);
+        u32 base = look_back(TileStates{batch.tile_states, job.epoch, sh.walk.filled}, job.tile, sh.n_tokens);
         if (lane_id() == 0) sh.base = base;
     }
     collect_tokens(sh);

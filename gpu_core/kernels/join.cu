@@ -7,16 +7,13 @@
 //                           |aaaa
 //
 // A block has a warp for each of 8 pieces. The warp finds the seam before its piece, and the first one also that behind the last piece.
-// Then the block counts what its pieces keep, looks back over the blocks before it, and writes ids side by side. Nothing is cleared
-// between launches: states carry the epoch. No block waits for one with a higher number.
-#include "portable.cuh"
+// Then the block counts what its pieces keep, looks back over the blocks before it (look_back.cuh), and writes ids side by side.
+#include "look_back.cuh"
 
 constexpr u32 THREADS = 256, PIECES = THREADS / 32;
 constexpr u32 SEARCHED = 128;  // bytes from the beginning of a piece in which a common token may begin
 constexpr u32 FLAG_IDS = 1, FLAG_TOKEN_STARTS = 2;
 constexpr u32 EPOCH_SHIFT = 4;  // of a word of document_flags
-constexpr u32 STATUS_SHIFT = 32, STATE_EPOCH_SHIFT = 34;
-enum Status : u32 { PARTIAL = 1, INCLUSIVE = 2 };
 // What a piece is reported with: it needs the CPU, or has no token in common with the one before; then also how many bytes before the
 // piece a token begins.
 constexpr u32 REFUSED = 1, NO_SEAM = 2, SHIFT_AT = 2;
@@ -124,31 +121,6 @@ __device__ __forceinline__ Seam find_seam(const Batch& batch, const Job& job, u3
     return {own, own};
 }
 
-__device__ __forceinline__ u64 state_of(u64 epoch, u32 status, u32 value) {
-    return epoch << STATE_EPOCH_SHIFT | static_cast<u64>(status) << STATUS_SHIFT | value;
-}
-
-// Tokens that the blocks before this one keep, `own` being the block's. By one warp.
-__device__ __forceinline__ u32 look_back(const Batch& batch, const Job& job, u32 own) {
-    volatile u64* states = batch.states;
-    const u32 block = blockIdx.x;
-    if (lane_id() == 0) states[block] = state_of(job.epoch, block ? PARTIAL : INCLUSIVE, own);
-    u32 before = 0;
-    for (int nearest = static_cast<int>(block) - 1; nearest >= 0; nearest -= 32) {
-        int other = nearest - static_cast<int>(lane_id());
-        u64 state;
-        do {
-            state = other >= 0 ? states[other] : state_of(job.epoch, INCLUSIVE, 0);
-        } while (__any_sync(FULL, state >> STATE_EPOCH_SHIFT != (job.epoch & (~0ull >> STATE_EPOCH_SHIFT))));
-        u32 inclusive = __ballot_sync(FULL, (state >> STATUS_SHIFT & 3u) == INCLUSIVE);
-        u32 used = inclusive ? __ffs(inclusive) - 1 : 31;
-        before += warp_sum(lane_id() <= used ? static_cast<u32>(state) : 0);
-        if (inclusive) break;
-    }
-    if (lane_id() == 0 && block) states[block] = state_of(job.epoch, INCLUSIVE, before + own);
-    return before;
-}
-
 // What piece number `k` of the block keeps. After a fault the seams of a piece may lie in the wrong order.
 __device__ __forceinline__ u32 n_kept(const Shared& sh, u32 k) {
     const u32 from = sh.seam[k].behind, to = sh.seam[k + 1].before;
@@ -219,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) join(const Batch batch,
             if (lane_id() == 0) sh.first[other] = total;
             total += n_kept(sh, other);
         }
-        u32 base = look_back(batch, job, total);
+        u32 base = look_back(Counts{batch.states, job.epoch}, blockIdx.x, total);
         if (lane_id() == 0) {
             sh.base = base;
             sh.first[PIECES] = total;

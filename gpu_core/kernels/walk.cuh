@@ -94,20 +94,20 @@ __device__ __forceinline__ void go(Walk& walk, u32 mode, int window_start, Facts
 // Tells the tiles behind that a run fills this one. By one thread.
 __device__ __forceinline__ void tell_run(Walk& walk, const Batch& batch, const Job& job, u32 run) {
     walk.filled = run + 1;
-    volatile u64* states = batch.tile_states;
-    states[job.tile] = tile_state(job.epoch, walk.filled, UNCOUNTED, 0);
+    const TileStates of{batch.tile_states, job.epoch, walk.filled};
+    of.states[job.tile] = of.state_of(UNCOUNTED, 0);
 }
 
 // Leaps to the left over tiles that a run fills, if their blocks have said so by now; nobody waits. All bytes from `end` on have been
 // seen; returns the first byte of which that holds now. By one warp.
 __device__ __forceinline__ int leap_left(const Batch& batch, const Job& job, u32 run, int end) {
     constexpr int SIZE = TILE;
-    const volatile u64* states = batch.tile_states;
+    const TileStates of{batch.tile_states, job.epoch, 0};
     int first = end;
     for (u32 n = 32; n == 32 && end - first < static_cast<int>(MAX_WALK);) {
         const int last = (first - 1) / SIZE, tile = last - static_cast<int>(lane_id());
-        const u64 state = tile >= 0 ? states[tile] : 0;
-        const u32 others = __ballot_sync(FULL, !is_of(state, job.epoch) || filled_of(state) != run + 1);
+        const u64 state = tile >= 0 ? of.states[tile] : 0;
+        const u32 others = __ballot_sync(FULL, !of.is_there(state) || of.filled_of(state) != run + 1);
         n = others ? __ffs(others) - 1 : 32;
         if (n) first = (last + 1 - static_cast<int>(n)) * SIZE;
     }

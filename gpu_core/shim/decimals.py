@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_core.decimal_layout import DECIMAL_BATCH, DECIMAL_JOB, decimal_memory, n_id_blocks
-from gpu_core.layout import COMPLETION
+from gpu_core.decimal_layout import DECIMAL_BATCH, DECIMAL_JOB, decimal_memory
+from gpu_core.layout import COMPLETION, n_id_tiles
 from gpu_core.shim import build
 
 PATTERN = 0xA5A5A5A5
@@ -59,7 +59,7 @@ class HostDecimals:
         batch, job = np.zeros((), dtype=DECIMAL_BATCH), np.array((self.epoch, n_documents, room), dtype=DECIMAL_JOB)
         for name in DECIMAL_BATCH.names or ():
             batch[name] = arrays[name].ctypes.data
-        self.library.sidetok_decimal(_pointer(batch), _pointer(job), n_id_blocks(2 * n_ids), self.backwards)
+        self.library.sidetok_decimal(_pointer(batch), _pointer(job), n_id_tiles(2 * n_ids), self.backwards)
         return Decimals(
             results["written_ids"],
             results["written_tokens"],

@@ -13,13 +13,13 @@ import pytest
 
 from gpu_core import decimal_layout as layout
 from gpu_core.layout import COMPLETION, workspace
+from gpu_core.layout import TILE_IDS as TILE
 from gpu_core.shim import compiler
 from gpu_core.shim.decimals import PATTERN_BYTE, HostDecimals
 from gpu_core.twin_decimal import decimal_text
 from tests.gpu_core.decimal_ids import EDGES, Words, ids_of_lengths
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
-TILE = layout.TILE_IDS
 
 
 def check(kernel: HostDecimals, ids: Words, document_tokens: Words, room: int | None = None) -> None:

@@ -13,11 +13,11 @@ import pytest
 from gpu_core import decode_layout as layout
 from gpu_core.decode_context import SEARCHED_ON_HOST, DecodeContext
 from gpu_core.decode_tables import DecodeTables, decode_plain
+from gpu_core.layout import TILE_IDS as TILE
 from gpu_core.shim import compiler
 from gpu_core.shim.decoding import HostDecodeDevice
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
-TILE = layout.TILE_IDS
 COUNTS = (0, 1, 3, 31, 32, 33, 255, TILE - 1, TILE, TILE + 1, 5 * TILE + 7)
 LENGTHS = (0, 1, 2, 3, 4, 5, 8, 11, 12, 13, 15, 16, 17, 31, 32, 33, 127, 128, 129, 1000, 9000)
 
@@ -61,7 +61,7 @@ def launch(context: DecodeContext, ids: np.ndarray[Any, Any], starts: np.ndarray
 
 def test_structs_are_laid_out_alike(shim_cache: Path) -> None:
     """Sizes, offsets and constants of the compiled source are those of `gpu_core.decode_layout`."""
-    expected = [layout.DECODE_KERNEL.threads, layout.TILE_IDS, layout.STAGE, layout.INLINE, layout.SPECIAL]
+    expected = [layout.DECODE_KERNEL.threads, TILE, layout.STAGE, layout.INLINE, layout.SPECIAL]
     expected += [layout.LENGTH, layout.FLAG_SKIP_SPECIAL]
     structs = (layout.DECODE_TABLES, layout.DECODE_BATCH, layout.DECODE_JOB)
     for struct in (*structs, layout.DECODE_COMPLETION, layout.DECODE_CONTROL):
