@@ -118,11 +118,25 @@ class Gpus:
             self._calibrator.start()
 
     def add(self, tokenizer: Tokenizer, data: bytes) -> None:
-        """Serve a tokenizer, loaded from `data`, on all GPUs, if it can be; it may be that of several models."""
+        """Serve a tokenizer, loaded from `data`, on all GPUs, if it can be; it may be that of several models.
+
+        The first one with a normalizer takes seconds, for which nobody else waits.
+        """
+        spec, unsupported, rewriter = tokenizer.spec, "", None
+        try:
+            check_support(spec)
+        except UnsupportedTokenizer as error:
+            unsupported = str(error)
+        else:
+            rewriter = Rewriter(spec, tokenizer.normalize) if spec.normalizers == ("NFC",) else None
         with self._lock:
-            n_users = self._n_users[tokenizer.spec.digest] = self._n_users.get(tokenizer.spec.digest, 0) + 1
-            if n_users == 1:
-                self._add(tokenizer, data)
+            n_users = self._n_users[spec.digest] = self._n_users.get(spec.digest, 0) + 1
+            if n_users > 1:
+                return
+            if unsupported:
+                self._unsupported[spec.digest] = unsupported
+            else:
+                self._add(tokenizer, data, rewriter)
 
     def remove(self, tokenizer: Tokenizer) -> None:
         """One model less has it; without any, its memory is given back. What is under way is still answered."""
@@ -139,16 +153,11 @@ class Gpus:
                 self._cuts.pop(key, None)
                 self._rewriters.pop(key, None)
 
-    def _add(self, tokenizer: Tokenizer, data: bytes) -> None:
+    def _add(self, tokenizer: Tokenizer, data: bytes, rewriter: Rewriter | None) -> None:
         spec = tokenizer.spec
-        try:
-            check_support(spec)
-        except UnsupportedTokenizer as error:
-            self._unsupported[spec.digest] = str(error)
-            return
         self._specs[spec.digest] = spec
-        if spec.normalizers == ("NFC",):
-            self._rewriters[spec.digest] = Rewriter(spec, tokenizer.normalize)
+        if rewriter is not None:
+            self._rewriters[spec.digest] = rewriter
         self._supervisor.add(spec.digest, data)
         if self._calibrator is not None:
             self._calibrator.add(tokenizer)
@@ -243,11 +252,12 @@ class Gpus:
 
     def _find_cuts(self, key: str, tables: Tables) -> None:
         """On the supervisor's thread, before any engine serves a tokenizer: its tables are there."""
-        with self._lock:
+        with contextlib.suppress(UnsupportedTokenizer):
             # Without cuts, a document beyond the largest size class takes the CPU route.
-            if (spec := self._specs.get(key)) is not None:
-                with contextlib.suppress(UnsupportedTokenizer):
-                    self._cuts[key] = cuts_of(spec, tables)
+            cuts = None if (spec := self._specs.get(key)) is None else cuts_of(spec, tables)
+            with self._lock:
+                if cuts is not None and key in self._specs:
+                    self._cuts[key] = cuts
 
     def _forget(self, gpu: int, key: str) -> None:
         """On the supervisor's thread: a tokenizer was withdrawn."""

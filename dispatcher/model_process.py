@@ -229,7 +229,12 @@ class ModelProcess:
         with self._changed:
             if self._is_closed:
                 raise EngineFault("The process of this model was ended.")
-            process = self._newest = _Process(self._n_calls, self._clocks)
+        # A start takes a while, for which nobody waits who closes or counts.
+        process = _Process(self._n_calls, self._clocks)
+        with self._changed:
+            self._newest = process
+            if self._is_closed:
+                process.running.kill()
         try:
             facts = process.load(self._data, self._options)
         except BaseException as error:

@@ -104,7 +104,7 @@ class Registry:
         self.clocks = ThreadClocks()
         """Where the CPU time of processes of models is counted."""
         self._removal = threading.Lock()
-        """Between the thread that removes a model and the one that loads it."""
+        """Between the thread that removes a model and the one that loads it, neither of which waits for the other."""
         self._models = _parse_models(service.model)
         self._names = _parse_aliases(service.alias, self._models)
         default = service.default_model or next(iter(self._models))
@@ -241,12 +241,15 @@ class Registry:
         model.generation_defaults = files.generation_defaults
         model.tokenizer_max_len = files.tokenizer_max_len
         tokenizer = self._tokenizer_of(files.tokenizer_json, model)
+        if self.gpus is not None:
+            self.gpus.add(tokenizer, files.tokenizer_json)
         with self._removal:
-            if model.is_removed:
-                raise ModelFailed(REMOVED)
-            model.tokenizer = tokenizer
+            if not model.is_removed:
+                model.tokenizer = tokenizer
+        if model.tokenizer is None:
             if self.gpus is not None:
-                self.gpus.add(tokenizer, files.tokenizer_json)
+                self.gpus.remove(tokenizer)
+            raise ModelFailed(REMOVED)
         if files.chat_templates:
             try:
                 model.chat_template = ChatTemplate(files.chat_templates, files.special_tokens)

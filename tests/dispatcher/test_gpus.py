@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from dispatcher import calibration
+from dispatcher import gpus as gpus_module
 from dispatcher.costs import KINDS
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.gpu.options import GpuRouteOptions
@@ -25,6 +26,7 @@ from dispatcher.options import DispatcherOptions
 from dispatcher.request import EncodeOptions
 from dispatcher.tokenizer import Tokenizer, load_tokenizer
 from gpu_core.errors import SidetokError
+from gpu_core.normal_form import Rewriter
 from tests.data import tokenizer_json
 from tests.engine_rig import LIMIT_S, engine_command, until
 
@@ -166,6 +168,42 @@ def test_a_removed_tokenizer_is_given_back(made: Made, synthetic: Tokenizer) -> 
     assert (list(map(bytes, result.ids)), result.route) == (expected, "gpu")
     assert gpus.statuses()[0].n_restarts == 0
     dispatcher.close()
+
+
+def test_nobody_waits_for_a_tokenizer_that_is_added(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What rewrites texts to normal form takes seconds to make; others come and go meanwhile."""
+    begun, may_end = threading.Event(), threading.Event()
+
+    class SlowRewriter(Rewriter):
+        def __init__(self, *arguments: Any) -> None:
+            begun.set()
+            assert may_end.wait(LIMIT_S)
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(gpus_module, "Rewriter", SlowRewriter)
+    gpus = Gpus(GpuRouteOptions(gpus="none"), made.clocks)
+    slow, other = (
+        load_tokenizer(tokenizer_json(family), engine="reference", cache_dir=None)
+        for family in ("split_bpe", "byte_bpe")
+    )
+    adding = threading.Thread(target=gpus.add, args=(slow, tokenizer_json("split_bpe")))
+    adding.start()
+    assert begun.wait(LIMIT_S)
+
+    def come_and_go() -> None:
+        gpus.add(other, tokenizer_json("byte_bpe"))
+        gpus.remove(other)
+
+    others = threading.Thread(target=come_and_go)
+    others.start()
+    others.join(LIMIT_S / 2)
+    was_held_up = others.is_alive()
+    may_end.set()
+    adding.join()
+    assert not was_held_up
+    assert gpus.rewriter(slow.spec.digest) is not None
+    gpus.remove(slow)
+    assert gpus.rewriter(slow.spec.digest) is None
 
 
 @pytest.mark.parametrize("synthetic", ["byte_bpe"], indirect=True)

@@ -317,6 +317,42 @@ def test_signals_to_the_group_do_not_end_it(remote: RemoteTokenizer) -> None:
     assert pid_of(remote) == pid
 
 
+def test_nobody_waits_for_a_process_that_is_started(clocks: ThreadClocks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is closed, and looked at, at once; the process that comes then ends at once."""
+    begun, may_start = threading.Event(), threading.Event()
+
+    class SlowProcess(model_process._Process):
+        def __init__(self, *arguments: Any) -> None:
+            begun.set()
+            assert may_start.wait(LIMIT_S)
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(model_process, "_Process", SlowProcess)
+    process, errors = ModelProcess(tokenizer_json(FAMILY), {"cache_dir": None}, clocks), list[BaseException]()
+
+    def start() -> None:
+        try:
+            process.start()
+        except EngineFault as error:
+            errors.append(error)
+
+    def look_and_close() -> None:
+        process.counters()
+        process.close()
+
+    starting, closing = threading.Thread(target=start), threading.Thread(target=look_and_close)
+    starting.start()
+    assert begun.wait(LIMIT_S)
+    closing.start()
+    closing.join(LIMIT_S / 2)
+    was_held_up = closing.is_alive()
+    may_start.set()
+    starting.join()
+    assert not was_held_up
+    assert len(errors) == 1
+    assert not process.is_running
+
+
 def test_a_file_that_cannot_be_loaded(clocks: ThreadClocks) -> None:
     """The reason is that of `load_tokenizer`; no process and no thread is left."""
     with pytest.raises(TokenizerFileError) as here:

@@ -15,11 +15,16 @@ import pytest
 from tokenizers import Tokenizer
 
 from dispatcher.embedded import embedded_tokenizer_json
+from dispatcher.gpu.options import GpuRouteOptions
+from dispatcher.gpus import Gpus
+from dispatcher.meter import ThreadClocks
 from dispatcher.options import DispatcherOptions
 from dispatcher.remote_tokenizer import RemoteTokenizer
+from dispatcher.tokenizer import Tokenizer as LoadedTokenizer
 from service.errors import Conflict, ModelNotReady, UnknownModel
 from service.options import ServiceOptions
 from service.registry import MAX_MODELS, Model, Registry
+from tests.fakes import LIMIT_S
 from tests.service.small_model import registry_of, write_model
 from tests.service_fakes import Running, eventually, run, running
 
@@ -174,6 +179,49 @@ def test_a_load_can_be_given_up(tmp_path: Path) -> None:
         assert (await it.call("/v1/encode", orjson.dumps({"model": "begun", "text": "a"}))).status == 200
 
     with_admin(registry_of(f"first={write_model(tmp_path / 'm')}"), test)
+
+
+class SlowGpus(Gpus):
+    """No GPUs, which take a tokenizer when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(GpuRouteOptions(gpus="none"), ThreadClocks())
+        self.begun, self.may_take = threading.Event(), threading.Event()
+        self.n_taken = 0
+
+    def add(self, tokenizer: LoadedTokenizer, data: bytes) -> None:
+        """See `Gpus`."""
+        self.begun.set()
+        assert self.may_take.wait(LIMIT_S)
+        self.n_taken += 1
+
+    def remove(self, tokenizer: LoadedTokenizer) -> None:
+        """See `Gpus`."""
+        self.n_taken -= 1
+
+
+def test_a_removal_does_not_wait_for_gpus(tmp_path: Path) -> None:
+    """A model goes at once while GPUs take its tokenizer; then they give it back, and its process has ended."""
+    folder = write_model(tmp_path / "m")
+    registry = registry_of(f"first={folder}")
+    registry.gpus = gpus = SlowGpus()
+    model = registry.add("second", str(folder))
+    loading = threading.Thread(target=registry.load, args=(model,))
+    loading.start()
+    assert gpus.begun.wait(LIMIT_S)
+    removing = threading.Thread(target=registry.remove, args=(model,))
+    removing.start()
+    removing.join(LIMIT_S / 2)
+    was_held_up = removing.is_alive()
+    gpus.may_take.set()
+    loading.join()
+    assert not was_held_up
+    assert (model.state, model.tokenizer, model.process, gpus.n_taken) == ("failed", None, None, 0)
+    third = registry.add("second", str(folder))
+    registry.load(third)
+    assert (third.state, gpus.n_taken) == ("ready", 1)
+    registry.remove(third)
+    assert gpus.n_taken == 0
 
 
 @pytest.fixture
