@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from dispatcher.costs import Costs
 from dispatcher.gpu.group import FALLBACK_REASONS
-from dispatcher.gpu.route_tally import RouteSnapshot, Sizes
+from dispatcher.gpu.route_tally import Replays, RouteSnapshot, Sizes
 from dispatcher.gpu.supervisor import EngineStatus
 from dispatcher.meter import DURATION_BUCKETS_S, Histogram
 
@@ -81,8 +81,11 @@ def _replays(snapshots: dict[str, RouteSnapshot], names: dict[str, str]) -> Iter
     documents = CounterMetricFamily("sidetok_gpu_replayed_documents", "Documents by size class.", labels=labels)
     size = CounterMetricFamily("sidetok_gpu_replayed_bytes", "Bytes of text by size class.", labels=labels)
     for gpu, snapshot in snapshots.items():
+        # Those of models that were removed count together.
+        rows: dict[tuple[str, str, str], Replays] = {}
         for key, replays in snapshot.replays.items():
-            row = (gpu, names.get(key.model_key, ""), str(key.capacity))
+            rows.setdefault((gpu, names.get(key.model_key, ""), str(key.capacity)), Replays()).add(replays)
+        for row, replays in rows.items():
             times.add_metric(row, buckets(replays.times), replays.times.sum_s)
             documents.add_metric(row, replays.n_documents)
             size.add_metric(row, replays.n_bytes)
@@ -161,9 +164,11 @@ def _costs(costs: Costs | None, names: dict[str, str]) -> Iterator[Metric]:
         "sidetok_route_cpu_cost_seconds", "Observed host CPU of a document of about so many bytes.", labels=labels
     )
     for key, curves in (costs.snapshot() if costs else {}).items():
+        if key.model not in names:
+            continue
         for family, curve in zip((time, cpu), curves, strict=True):
             for at in curve:
                 n_bytes = 4**at.size_class
-                row = (key.route, names.get(key.model, ""), key.kind, str(n_bytes))
+                row = (key.route, names[key.model], key.kind, str(n_bytes))
                 family.add_metric(row, (at.fixed_ns + at.byte_ns * n_bytes) * 1e-9)
     yield from (time, cpu)

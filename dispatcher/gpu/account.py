@@ -36,7 +36,6 @@ class Account:
         "_hand_out_ns",
         "_n_launches",
         "_on_replay",
-        "_quiet_ns",
         "_stage_ns",
         "_tally",
         "_turn_ns",
@@ -51,7 +50,6 @@ class Account:
         self._turn_ns = self._hand_out_ns = self._stage_ns = 0
         """CPU time at the beginning of the turn, of handing out a replay, and of launching one outside of a turn, as
         measured last."""
-        self._quiet_ns: dict[tuple[str, str, int, int], int] = {}
 
     def begin_turn(self, has_waited: bool) -> None:
         """A turn begins; `has_waited`: its wait was somebody else's work."""
@@ -79,22 +77,25 @@ class Account:
         if not self.n_turns % MEASURED:
             self._hand_out_ns = (self._clocks.cpu() - self._turn_ns) // len(replays)
         each_ns = self._hand_out_ns
-        tally, quiet_ns = self._tally, self._quiet_ns
+        tally = self._tally
         for batch, completion in replays:
-            n_bytes, n_documents, key = batch.n_bytes, batch.n_documents, batch.queue.key
+            n_bytes, n_documents, queue = batch.n_bytes, batch.n_documents, batch.queue
             engine_ns, stage_ns, replay_ns = completion.engine_cpu_ns, batch.stage_cpu_ns, completion.replay_ns
             size = batch.slot.size.capacity
-            tally.completed(key, size, n_bytes, n_documents, replay_ns, engine_ns, stage_ns, each_ns)
+            tally.completed(queue.counted_as, size, n_bytes, n_documents, replay_ns, engine_ns, stage_ns, each_ns)
             kind = (batch.shares[0][0] if batch.piece is None else batch.piece.group).kind
             # The size classes of costs, of the replay and of its documents.
-            quiet = (key, kind, n_bytes.bit_length() >> 1, (n_bytes // n_documents).bit_length() >> 1)
+            quiet_ns, quiet = (
+                queue.quiet_ns,
+                (kind, n_bytes.bit_length() >> 1, (n_bytes // n_documents).bit_length() >> 1),
+            )
             if completion.needs_cpu:
                 tally.needs_cpu.update(completion.needs_cpu.values())
             elif quiet in quiet_ns and quiet_ns[quiet] > now_ns:
                 continue
             took_ns, cpu_ns = now_ns - batch.launched_ns, stage_ns + each_ns + engine_ns
             n_unanswered = len(completion.needs_cpu)
-            replay = Replay(key, kind, n_bytes, n_documents, took_ns, cpu_ns, n_unanswered, replay_ns)
+            replay = Replay(queue.key, kind, n_bytes, n_documents, took_ns, cpu_ns, n_unanswered, replay_ns)
             quiet_ns[quiet] = self._on_replay(replay) or 0
 
     def end_turn(self) -> None:

@@ -365,7 +365,7 @@ class Incarnation:
             return
         self.over = reason
         for batch in self._in_flight.values():
-            self._tally.lost(batch.queue.key, batch.slot.size.capacity, batch.n_bytes, batch.n_documents)
+            self._tally.lost(batch.queue.counted_as, batch.slot.size.capacity, batch.n_bytes, batch.n_documents)
         batches = [*self._in_flight.values(), *self._to_fill]
         self._in_flight.clear()
         self._to_fill.clear()

@@ -121,11 +121,18 @@ class ModelQueue:
         self.n_waiting = 0
         """Documents in `shared`."""
         self.is_forgotten = False
+        self.quiet_ns: dict[tuple[str, int, int], int] = {}
+        """Until when replays of a kind and of size classes say nothing new (`account.Account`)."""
         self.load = GpuLoad(
             ready=True,
             alone_over_bytes=min(alone_over_bytes, self.top.capacity),
             max_batch_bytes=min(max_batch_bytes, self.top.capacity),
         )
+
+    @property
+    def counted_as(self) -> str:
+        """The model that its replays are counted for: none in particular once it was forgotten."""
+        return "" if self.is_forgotten else self.key
 
     def largest_free(self) -> int:
         """The largest class with a free slot; -1 when there is none."""

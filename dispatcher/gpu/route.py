@@ -115,6 +115,7 @@ class GpuRoute:
         incarnation = self._incarnation
         if incarnation is not None:
             incarnation.forget(model_key)
+        self._tally.forget(model_key)
 
     def attach(self, link: EngineLink) -> None:
         """Serve through this link from now on; the one before it must have ended."""

@@ -47,7 +47,7 @@ class Sizes:
 
 
 class ClassKey(NamedTuple):
-    """Labels of a size class: the tokenizer's digest, and the bytes that the class holds."""
+    """Labels of a size class: the tokenizer's digest, "" for all that are gone, and the bytes that the class holds."""
 
     model_key: str
     capacity: int
@@ -61,6 +61,12 @@ class Replays:
     """From launch to completion, as the engine saw it."""
     n_bytes: int = 0
     n_documents: int = 0
+
+    def add(self, other: Replays) -> None:
+        """Count those of another row, too."""
+        self.times.add(other.times)
+        self.n_bytes += other.n_bytes
+        self.n_documents += other.n_documents
 
 
 @dataclass(slots=True)
@@ -138,6 +144,17 @@ class RouteTally:
         """Count a batch whose replay did not end."""
         self.completed(model_key, capacity, n_bytes, n_documents, -1)
 
+    def forget(self, model_key: str) -> None:
+        """A model is gone: its replays count with those of all that are."""
+        with self._lock:
+            self._fold()
+            for key in [key for key in self._classes if key.model_key == model_key]:
+                number = self._classes.pop(key)
+                gone = self._row(ClassKey("", key.capacity))
+                self._replays[gone].add(self._replays[number])
+                # Somebody may note one more with this number.
+                self._replays[number] = self._replays[gone]
+
     def fell_back(self, reason: str) -> None:
         """Count a group that leaves without an answer."""
         with self._lock:
@@ -178,8 +195,14 @@ class RouteTally:
 
     def _number(self, key: ClassKey) -> int:
         with self._lock:
+            return self._row(key)
+
+    def _row(self, key: ClassKey) -> int:
+        """Under the lock: the number of a row, made on first use."""
+        if key not in self._classes:
+            self._classes[key] = len(self._replays)
             self._replays.append(Replays())
-            return self._classes.setdefault(key, len(self._replays) - 1)
+        return self._classes[key]
 
     def _fold(self) -> None:
         """Under the lock: count what was noted; more of it may come meanwhile."""
@@ -202,6 +225,6 @@ class RouteTally:
 
 
 def _copied(replays: Replays) -> Replays:
-    copy = Replays(n_bytes=replays.n_bytes, n_documents=replays.n_documents)
-    copy.times.add(replays.times)
+    copy = Replays()
+    copy.add(replays)
     return copy

@@ -23,8 +23,14 @@ class Desk:
         self.n_looks = 0
         self.tally = RouteTally()
         self.account = Account(Clocks(lambda: 0, self._cpu), self.tally, self._on_replay)
-        self._queue = ModelQueue(MODEL, make_slots(MODEL, DEFAULT_SIZES, 1, 0), 1 << 18, 1 << 20)
+        self._queue = self._new_queue()
         self.now_ns = 0
+
+    def reload(self) -> None:
+        """The model goes and comes again."""
+        self._queue.is_forgotten = True
+        self.tally.forget(MODEL)
+        self._queue = self._new_queue()
 
     def batch(self, *documents: bytes, kind: str = "ascii") -> Batch:
         """A batch of one group."""
@@ -38,6 +44,9 @@ class Desk:
         self.account.begin_turn(True)
         self.account.ended([(batch, Completion(batch.slot, 1, 7, 3, needs_cpu or {}))], self.now_ns)
         self.account.end_turn()
+
+    def _new_queue(self) -> ModelQueue:
+        return ModelQueue(MODEL, make_slots(MODEL, DEFAULT_SIZES, 1, 0), 1 << 18, 1 << 20)
 
     def _cpu(self) -> int:
         self.n_looks += 1
@@ -75,6 +84,19 @@ def test_other_kinds_and_sizes_are_news() -> None:
         ("ascii", 4000, 1),
         ("ascii", 1000, 10),
     ]
+
+
+def test_nothing_is_kept_of_a_model_that_goes() -> None:
+    """When it comes again its replays are news; one that was under way meanwhile counts with those of all that went."""
+    desk = Desk()
+    desk.end(desk.batch(bytes(1000)))
+    under_way = desk.batch(bytes(1000))
+    desk.reload()
+    desk.end(under_way)
+    desk.end(desk.batch(bytes(1000)))
+    assert [replay.kind for replay in desk.told] == ["ascii", "ascii"]
+    snapshot = desk.tally.snapshot(True, 0, 0, 0, 0)
+    assert {key.model_key: row.times.n for key, row in snapshot.replays.items()} == {"": 2, MODEL: 1}
 
 
 def test_what_is_left_unanswered_is_always_told() -> None:

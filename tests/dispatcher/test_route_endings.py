@@ -146,6 +146,7 @@ def test_a_model_that_the_engine_does_not_have() -> None:
     rig.run()
     assert rig.done == [running]
     assert [(group, reason) for group, reason in rig.fallen[1:]] == [(waiting, NOT_READY), (large, NOT_READY)]
+    assert {key.model_key for key in rig.route.snapshot().replays} == {""}
 
 
 def test_a_document_without_a_slot() -> None:

@@ -36,6 +36,23 @@ def test_a_snapshot_is_a_copy() -> None:
     )
 
 
+def test_models_that_are_gone_count_together() -> None:
+    """However many come and go, there is one row for each size class; no count gets lost."""
+    tally = RouteTally()
+    for number in range(3):
+        for capacity in (4096, 65_536):
+            tally.completed(f"m{number}", capacity, 10, 2, 1_000)
+        tally.forget(f"m{number}")
+    tally.completed(MODEL, 4096, 10, 1, 1_000)
+    tally.forget("never there")
+    rows = tally.snapshot(True, 0, 0, 0, 0).replays
+    assert {key: (row.times.n, row.n_bytes, row.n_documents) for key, row in rows.items()} == {
+        ClassKey("", 4096): (3, 30, 6),
+        ClassKey("", 65_536): (3, 30, 6),
+        ClassKey(MODEL, 4096): (1, 10, 1),
+    }
+
+
 def test_what_a_route_counts() -> None:
     """Batches, replays by size class with their times, documents without an answer, views, and the queue of now."""
     rig = Rig(limits=RouteLimits(max_in_flight=1))
