@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,9 +33,9 @@ class RemoteTokenizer(Tokenizer):
         self._last_finisher = None, None
         weakref.finalize(self, process.close)
 
-    def encode(self, documents: list[str], options: EncodeOptions) -> list[EncodedDocument]:
+    def encode(self, documents: Sequence[str], options: EncodeOptions) -> list[EncodedDocument]:
         """See `Tokenizer`."""
-        results: list[EncodedDocument] = self.process.call("encode", documents, options)
+        results: list[EncodedDocument] = self.process.call("encode", [*documents], options)
         return results
 
     def reference_encode(self, document: str, options: EncodeOptions) -> EncodedDocument:

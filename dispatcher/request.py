@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dispatcher.late_texts import LateTexts
+
 if TYPE_CHECKING:
     from dispatcher.tokenizer import Tokenizer
 
@@ -65,7 +67,8 @@ class EncodeRequest:
 
     model: str
     tokenizer: Tokenizer
-    documents: list[str]
+    documents: Sequence[str]
+    """A list, or `LateTexts`."""
     options: EncodeOptions
     n_bytes: int = 0
     """UTF-8 bytes of all documents (may be estimated from the body)."""
@@ -80,9 +83,18 @@ class EncodeRequest:
     is_slow_to_write: bool = False
     """The answer takes far more than its ids; see `dispatcher.router.WRITE_BYTES`."""
 
+    @property
+    def sample(self) -> str | bytes:
+        """The first document, as it is."""
+        documents = self.documents
+        return documents.utf8[0] if isinstance(documents, LateTexts) else documents[0]
+
     def texts(self) -> Sequence[bytes | memoryview]:
         """The documents as UTF-8. Raises `UnicodeEncodeError` for a lone surrogate."""
-        return [document.encode() for document in self.documents] if self.utf8 is None else self.utf8
+        documents = self.documents
+        if isinstance(documents, LateTexts):
+            return documents.utf8
+        return [document.encode() for document in documents] if self.utf8 is None else self.utf8
 
 
 @dataclass(slots=True)

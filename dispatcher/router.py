@@ -205,7 +205,7 @@ class Router:
         n_documents = sum([len(request.documents) for request in encoded])
         if not n_documents or not encoded[0].options.ids_only or requests[0][0].partial is not None:
             return
-        first = next(document for request in encoded for document in request.documents)
+        first = next(request.sample for request in encoded if request.documents)
         self.gpus.costs.observe_cpu_route(
             encoded[0].tokenizer.spec.digest,
             content_kind(first),
@@ -287,7 +287,7 @@ class Router:
         documents = request.documents
         return self.chooser.stays(
             request.tokenizer.spec.digest,
-            content_kind(documents[0]),
+            content_kind(request.sample),
             request.n_bytes,
             len(documents),
             self._queue.n_waiting,
@@ -296,7 +296,7 @@ class Router:
 
     def _send_bundle(self, bundle: Bundle, left: list[Read], ended: list[Job[Any]]) -> None:
         first = bundle.requests[0]
-        kind = content_kind(first.documents[0])
+        kind = content_kind(first.sample)
         n_documents = sum([len(request.documents) for request in bundle.requests])
         n_bytes = sum([request.n_bytes for request in bundle.requests])
         deadline_ns = bundle.jobs[0].deadline_ns
@@ -330,7 +330,7 @@ class Router:
         partial.doubtful = ()
         if not again.texts:
             return False
-        kind, route = content_kind(request.documents[0]), GPU if request.route == GPU else "auto"
+        kind, route = content_kind(request.sample), GPU if request.route == GPU else "auto"
         choice = self.choose(key, kind, again.n_bytes, len(again.texts), route, job.deadline_ns, on_worker=True)
         if choice.route != GPU:
             return False

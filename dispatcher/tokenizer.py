@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,7 +80,7 @@ class Tokenizer:
         self._guarded: Counter[str] = Counter()
         self._lock = threading.Lock()
 
-    def encode(self, documents: list[str], options: EncodeOptions) -> list[EncodedDocument]:
+    def encode(self, documents: Sequence[str], options: EncodeOptions) -> list[EncodedDocument]:
         """Encode each document. Raises `InvalidText` for a lone surrogate, and `InvalidOption`.
 
         Documents that the engine may not or could not answer are answered by the reference.
@@ -93,7 +94,7 @@ class Tokenizer:
             return [self._without_engine(document, options, finisher) if ids is None else finisher.finish(ids)]
         return [
             self._without_engine(document, options, finisher) if ids is None else finisher.finish(ids)
-            for document, ids in zip(documents, self._ids_of(documents), strict=True)
+            for document, ids in zip(documents, self._ids_of([*documents]), strict=True)
         ]
 
     def finisher(self, options: EncodeOptions) -> Finisher | None:

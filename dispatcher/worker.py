@@ -184,7 +184,7 @@ class Worker(threading.Thread):
         return [(self.tally.row(*key), n / len(jobs)) for key, n in models.items()]
 
 
-def _parts(documents: list[str]) -> Iterator[list[str]]:
+def _parts(documents: Sequence[str]) -> Iterator[list[str]]:
     """Documents in order, together up to `PART_CHARS` characters, one at least."""
     part: list[str] = []
     n_chars = 0

@@ -11,6 +11,7 @@ from jinja2 import Template, TemplateError, TemplateSyntaxError
 
 from service.chat_ast import loops_over_content, loops_over_named_content, string_constants
 from service.chat_sandbox import MAX_RENDERED_CHARS, Clock, Refusal, Sandbox
+from service.chat_text import str_of, utf8_of
 from service.errors import ChatTemplateError
 
 MAX_REQUEST_TEMPLATE_CHARS = 1 << 17
@@ -113,11 +114,46 @@ class ChatTemplate:
         conversation = [_seen(message) for message in messages]
         if continue_final_message:
             final = _tag_final_message(conversation)
+        context = self._context(conversation, tools, documents, add_generation_prompt, variables)
+        compiled.sandbox.start()
+        text = _run(compiled, context)
+        return _cut_after_final_message(text, final) if continue_final_message else text
+
+    def render_utf8(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        documents: Sequence[Any] | None = None,
+        add_generation_prompt: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> bytes | str:
+        """`render` of messages with `Utf8Text` in them: the same prompt, as UTF-8 where the template lets it be."""
+        if not messages:
+            raise ChatTemplateError(EMPTY_CONVERSATION)
+        compiled = self._select(tools)
+        conversation = [_seen(message) for message in messages]
+        context = self._context(conversation, tools, documents, add_generation_prompt, variables)
+        compiled.sandbox.start()
+        try:
+            return utf8_of(compiled.template.generate(context))
+        except Exception:
+            # What the failure was, if it is one, the rendering from `str` says, in what is left of the budget.
+            context["messages"] = [with_str(message) for message in conversation]
+            return _run(compiled, context)
+
+    def _context(
+        self,
+        conversation: Sequence[Message],
+        tools: Sequence[Any] | None,
+        documents: Sequence[Any] | None,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
         context = {**self._special_tokens, **_plain_variables(variables)}
         context |= {"messages": conversation, "tools": tools, "documents": documents}
         context["add_generation_prompt"] = add_generation_prompt
-        text = _run(compiled, context)
-        return _cut_after_final_message(text, final) if continue_final_message else text
+        return context
 
     def _select(self, tools: Sequence[Any] | None) -> _Compiled:
         name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
@@ -137,6 +173,17 @@ def request_template(source: str, special_tokens: Mapping[str, str]) -> ChatTemp
 @lru_cache(maxsize=16)
 def _request_template(source: str, special_tokens: tuple[tuple[str, str], ...]) -> ChatTemplate:
     return ChatTemplate({"default": source}, dict(special_tokens))
+
+
+def with_str(message: Message) -> Message:
+    """A message with a `str` in the place of each `Utf8Text`, in its content's parts, too."""
+    content = message.get("content")
+    if isinstance(content, list):
+        content = [
+            {**part, "text": str_of(part["text"])} if isinstance(part, dict) and "text" in part else part
+            for part in content
+        ]
+    return {**message, "content": str_of(content)} if "content" in message else message
 
 
 def _plain_variables(variables: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -182,7 +229,6 @@ def _run(compiled: _Compiled, context: dict[str, Any]) -> str:
     """Render, counting characters; every failure becomes a `ChatTemplateError`."""
     pieces: list[str] = []
     n_chars = 0
-    compiled.sandbox.start()
     try:
         for piece in compiled.template.generate(context):
             n_chars += len(piece)

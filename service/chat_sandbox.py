@@ -19,14 +19,15 @@ from typing import Any
 from jinja2 import TemplateError, nodes
 from jinja2.compiler import CodeGenerator
 from jinja2.ext import Extension, loopcontrols
-from jinja2.filters import do_format
+from jinja2.filters import do_format, do_trim
 from jinja2.parser import Parser
-from jinja2.runtime import LoopContext
+from jinja2.runtime import LoopContext, str_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from service.chat_codegen import DICT_ATTRIBUTES, MemberGenerator
+from service.chat_codegen import DICT_ATTRIBUTES, TemplateGenerator
+from service.chat_text import METHODS, Utf8Text, glued, joined
 from service.errors import ChatTemplateError
 
 MAX_RENDERED_CHARS = 128 << 20
@@ -49,6 +50,8 @@ _STR_METHODS = frozenset(name for name in dir(str) if name[0] != "_") - {"format
 """What every `str` has that is safe to call; formatting has a sandbox of its own."""
 _SCOPES = ("_loop_vars", "_block_vars")
 """Arguments of every call in a loop or block, for callables that take the context."""
+_TESTS_OF_TEXT = ("string", "iterable", "sequence")
+"""Those that a text passes, among those that would look at an object first."""
 _PADDING = ("center", "ljust", "rjust", "zfill", "expandtabs")
 _SIZED_FILTERS = ("center", "indent", "batch", "slice", "wordwrap", "tojson")
 
@@ -61,7 +64,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
     """An environment for templates of one source. Shared by all threads; each has a budget of its own."""
 
     intercepted_binops = frozenset({"*", "**", "//", "%"})
-    code_generator_class: type[CodeGenerator] = MemberGenerator
+    code_generator_class: type[CodeGenerator] = TemplateGenerator
+    concat = staticmethod(lambda texts: joined([*texts]))  # type: ignore[assignment]
 
     def __init__(self, clock: Clock = time.thread_time_ns) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
@@ -73,7 +77,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self.filters[name] = _with_small_numbers(self.filters[name])
         self.filters["replace"] = _bounded_replace(self.filters["replace"])
         self.filters["format"] = self._formatted
+        self.filters["trim"] = _trim
         self.tests["divisibleby"] = self._is_divisible
+        for name in _TESTS_OF_TEXT:
+            self.tests[name] = _passed_by_text(self.tests[name])
         self.filters["_paced"] = self._paced
         self.filters["_bounded"] = bounded
         self.filters["_added"] = added
@@ -91,7 +98,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         kind = type(obj)
         if kind is dict and attribute not in DICT_ATTRIBUTES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
-        if kind is str and attribute in _STR_METHODS:
+        if (kind is str and attribute in _STR_METHODS) or (kind is Utf8Text and attribute in METHODS):
             return getattr(obj, attribute)
         if (kind is Namespace or kind is LoopContext) and attribute[:1] != "_":
             try:
@@ -100,17 +107,29 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 return self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
 
+    @staticmethod
+    def printed(value: Any) -> str | Utf8Text:
+        """What an expression between braces leaves in the text."""
+        return value if type(value) is Utf8Text else str(value)
+
+    @staticmethod
+    def concatenated(terms: tuple[Any, ...]) -> str | Utf8Text:
+        """What `~` makes."""
+        if Utf8Text not in map(type, terms):
+            return str_join(terms)
+        return glued([term if type(term) is Utf8Text else str(term) for term in terms])
+
     def call(self, __context: Any, __obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call something for a template, within the budget."""
         self._tick()
         owner = getattr(__obj, "__self__", None)
         if isinstance(owner, str):
             _check_method(owner, __obj.__name__, args, kwargs)
-            if type(__obj) is BuiltinMethodType:
-                # What the base class would do, too, after a look at marks that no such method has.
-                for scope in _SCOPES:
-                    kwargs.pop(scope, None)
-                return __obj(*args, **kwargs)
+        if type(owner) is Utf8Text or (isinstance(owner, str) and type(__obj) is BuiltinMethodType):
+            # What the base class would do, too, after a look at marks that no such method has.
+            for scope in _SCOPES:
+                kwargs.pop(scope, None)
+            return __obj(*args, **kwargs)
         return super().call(__context, __obj, *args, **kwargs)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -246,6 +265,8 @@ def bounded(value: Any) -> Any:
 
 def added(*terms: Any) -> Any:
     """The sum of all, from left to right, unless it or a part of it is larger than `MAX_RENDERED_CHARS`."""
+    if Utf8Text in map(type, terms):
+        return glued(terms)
     if _STR.issuperset(map(type, terms)):
         if sum(map(len, terms)) > MAX_RENDERED_CHARS:
             raise _too_large()
@@ -332,6 +353,14 @@ def _check_replace(text: Any, old: Any, new: Any) -> None:
         n_places = (len(text) + 1) // max(1, len(old)) if len(old) < 2 else text.count(old)
         if len(text) + n_places * len(new) > MAX_RENDERED_CHARS:
             raise _too_large()
+
+
+def _trim(value: Any, chars: str | None = None) -> Any:
+    return value.strip(chars) if type(value) is Utf8Text else do_trim(value, chars)
+
+
+def _passed_by_text(test: Any) -> Callable[[Any], bool]:
+    return lambda value: type(value) is Utf8Text or bool(test(value))
 
 
 def _with_small_numbers(filter_: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,7 +96,7 @@ class FakeTokenizer(Tokenizer):
         """Hold up this document from now on."""
         return self.gates.setdefault(document, Gate())
 
-    def encode(self, documents: list[str], options: EncodeOptions) -> list[EncodedDocument]:
+    def encode(self, documents: Sequence[str], options: EncodeOptions) -> list[EncodedDocument]:
         """See `Tokenizer`."""
         result = []
         for document in documents:

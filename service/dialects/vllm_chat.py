@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from service.chat import ChatTemplate, Message, request_template
+from service.chat import ChatTemplate, Message, request_template, with_str
+from service.chat_text import Utf8Text, joined
 from service.errors import ChatTemplateError
 from service.registry import Model
 
@@ -79,6 +80,22 @@ def render(conversation: Conversation, model: Model, trust_templates: bool) -> s
     )
 
 
+def render_utf8(conversation: Conversation, model: Model, trust_templates: bool) -> bytes | str:
+    """`render` of messages that have `Utf8Text` in them: the same prompt, as UTF-8 where that can be."""
+    if conversation.continue_final_message:
+        messages = [with_str({**message}) for message in conversation.messages]
+        return render(replace(conversation, messages=messages), model, trust_templates)
+    template = _template(conversation, model, trust_templates)
+    tools = _tools(conversation)
+    return template.render_utf8(
+        template_messages(conversation.messages, template, tools),
+        tools=tools,
+        documents=conversation.documents,
+        add_generation_prompt=conversation.add_generation_prompt,
+        variables=conversation.variables,
+    )
+
+
 def _template(conversation: Conversation, model: Model, trust_templates: bool) -> ChatTemplate:
     """The request's template, where it may have one, else the model's."""
     given = conversation.chat_template
@@ -137,23 +154,24 @@ def _assistant_fields(message: Mapping[str, Any]) -> Message:
     return fields
 
 
-def _content(role: str, content: Any, wants_parts: bool) -> str | list[Message]:
-    if isinstance(content, str) and not wants_parts:
+def _content(role: str, content: Any, wants_parts: bool) -> str | Utf8Text | list[Message]:
+    is_text = isinstance(content, str | Utf8Text)
+    if is_text and not wants_parts:
         return content if role != "system" else _without_attribution(content) or ""
-    parts: list[Any] = [content] if isinstance(content, str) else content or []
+    parts: list[Any] = [content] if is_text else content or []
     if role == "system":
         parts = [kept for part in parts if (kept := _without_attribution(part)) is not None]
     read = [result for part in parts if (result := _part(part)) is not None]
     texts = [part["text"] if part["type"] == "text" else part["name"] for part in read]
     if not wants_parts:
-        return "\n".join(filter(None, texts))
+        return joined([*filter(None, texts)], "\n")
     # Most templates that take parts still want the result of a tool as text.
-    return "\n".join(texts) if role == "tool" and all(part["type"] == "text" for part in read) else read
+    return joined(texts, "\n") if role == "tool" and all(part["type"] == "text" for part in read) else read
 
 
 def _part(part: Any) -> Message | None:
     """One part as `{"type": "text", "text": ...}` and what else it carries; None for a part that is left out."""
-    if isinstance(part, str):
+    if isinstance(part, str | Utf8Text):
         return {"type": "text", "text": part}
     if not isinstance(part, dict):
         raise ChatTemplateError("A content part is text or an object with a type.")
@@ -170,7 +188,7 @@ def _part(part: Any) -> Message | None:
     text = part.get(field)
     if text is None and field != "thinking":
         return None
-    if not isinstance(text, str):
+    if not isinstance(text, str | Utf8Text):
         raise ChatTemplateError(f"A content part has no text in its field `{field}`.")
     return {"type": "text", "text": text, **{key: value for key, value in part.items() if key not in KNOWN_PART_FIELDS}}
 

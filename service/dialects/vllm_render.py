@@ -8,6 +8,7 @@ purpose is in docs/dialects.md.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
@@ -17,12 +18,14 @@ import orjson
 from numpy.typing import NDArray
 
 from dispatcher.errors import InvalidIds, InvalidOption
+from dispatcher.late_texts import LateTexts
 from dispatcher.request import EncodedDocument, EncodeOptions, EncodeRequest, Request, Result, TruncationSide
 from service.block_hashes import FIELDS, HashOptions, block_hashes, hash_options, hashes_json
 from service.codecs import array_json, check_count, listed_ids
 from service.dialects.body import Mistakes, packed_ids, read_json, validated
+from service.dialects.utf8_body import conversation_form, has_utf8
 from service.dialects.vllm import ID_TOO_LARGE, check_flags
-from service.dialects.vllm_chat import Conversation, render
+from service.dialects.vllm_chat import Conversation, render, render_utf8
 from service.dialects.vllm_errors import VllmEndpoint, invalid_field
 from service.dialects.vllm_render_schema import (
     ChatCompletion,
@@ -99,7 +102,7 @@ class _Render(VllmEndpoint[F]):
     """What all render endpoints do with a form once its prompt is known."""
 
     def rendered(
-        self, head: Head, form: Generation, model: Model, texts: list[str], special: bool, n_bytes: int
+        self, head: Head, form: Generation, model: Model, texts: Sequence[str], special: bool, n_bytes: int
     ) -> RenderRequest:
         """The request for the prompts of a form."""
         if form.use_beam_search:
@@ -146,8 +149,10 @@ class ConversationRender(_Render[ChatCompletion]):
     def request(self, head: Head, form: ChatCompletion, n_bytes: int) -> RenderRequest:
         """See `JsonEndpoint`."""
         model = self.registry.resolve(form.model)
-        text = render(conversation_of(form), model, self._trust_templates)
-        return self.rendered(head, form, model, [text], form.add_special_tokens, n_bytes)
+        rendered = render_utf8 if has_utf8(form.messages) else render
+        prompt = rendered(conversation_of(form), model, self._trust_templates)
+        texts = [prompt] if isinstance(prompt, str) else LateTexts([prompt])
+        return self.rendered(head, form, model, texts, form.add_special_tokens, n_bytes)
 
 
 class ChatRender(ConversationRender):
@@ -155,9 +160,13 @@ class ChatRender(ConversationRender):
 
     def form(self, body: bytes) -> ChatCompletion:
         """See `JsonEndpoint`."""
-        fields = read_json(body)
-        check_flags(fields)
-        return validated(validate_chat, fields, body)
+        form = conversation_form(body, _checked_chat)
+        return validated(_checked_chat, read_json(body), body) if form is None else form
+
+
+def _checked_chat(fields: Any, n_bytes: int) -> ChatCompletion:
+    check_flags(fields)
+    return validate_chat(fields, n_bytes)
 
 
 class TextRender(_Render[TextForm]):

@@ -73,7 +73,7 @@ class CountedTokenizer(FakeTokenizer):
         super().__init__()
         self.calls: list[list[str]] = []
 
-    def encode(self, documents: list[str], options: EncodeOptions) -> list[EncodedDocument]:
+    def encode(self, documents: Sequence[str], options: EncodeOptions) -> list[EncodedDocument]:
         """See `Tokenizer`."""
         self.calls.append(list(documents))
         return super().encode(documents, options)

@@ -65,7 +65,7 @@ def documents_of(endpoint: Endpoint, body: Any) -> list[str]:
     """The texts that an endpoint would have encoded for a body, a value to be sent as JSON."""
     request = endpoint.read(head_of(), json.dumps(body).encode())
     assert isinstance(request, EncodeRequest)
-    return request.documents
+    return [*request.documents]
 
 
 def send(endpoint: Endpoint, body: Any, head: Head | None = None) -> Answer:
