@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from jinja2.defaults import DEFAULT_FILTERS, DEFAULT_TESTS
+from jinja2 import Environment
 
 from service.chat import ChatTemplate
 from service.chat_sandbox import Sandbox
@@ -73,8 +73,8 @@ def test_a_template_sees_no_difference(place: str) -> None:
 
 def test_filters_and_tests_of_jinja_see_no_difference() -> None:
     """All that Jinja brings, without arguments."""
-    shown = [f"x | {name}" for name in DEFAULT_FILTERS if name not in ("random", "pprint")]
-    shown += [f"x is {name}" for name in DEFAULT_TESTS if name.isidentifier() and name not in ("in", "escaped")]
+    shown = [f"x | {name}" for name in Environment().filters if name not in ("random", "pprint")]
+    shown += [f"x is {name}" for name in Environment().tests if name.isidentifier() and name not in ("in", "escaped")]
     for expression in shown:
         template = ChatTemplate({"default": "{% set x = messages[0].content %}{{ " + expression + " }}"}, {})
         for text in TEXTS:
