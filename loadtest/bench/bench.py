@@ -6,9 +6,11 @@ seen is checked and timed on each cell in copies of that process, which have see
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,12 +77,14 @@ def compare(wanted: Wanted, report: Report, keep: Keep = lambda result: None, pl
     }
     families: dict[str, Any] = {}
     result = {**facts, "families": families}
-    for name, file in wanted.families.items():
-        trial = _trial(name, file, wanted, report, place)
-        families[name] = {"contenders": {}, "cells": [_facts(cell, right) for cell, right in trial.cells]}
-        for contender, maker in wanted.makers.items():
-            _add(families[name], contender, maker, trial)
-            keep(result)
+    # It is removed by the process that made it; those of the contenders just end.
+    with tempfile.TemporaryDirectory(prefix="sidetok-bench-") as folder:
+        for name, file in wanted.families.items():
+            trial = _trial(name, file, wanted, report, place, Path(folder))
+            families[name] = {"contenders": {}, "cells": [_facts(cell, right) for cell, right in trial.cells]}
+            for contender, maker in wanted.makers.items():
+                _add(families[name], contender, maker, trial)
+                keep(result)
     return result
 
 
@@ -95,9 +99,11 @@ class _Trial:
     budget: Budget
     report: Report
     place: Place
+    folder: Path
+    """For what contenders keep in files."""
 
 
-def _trial(name: str, file: bytes, wanted: Wanted, report: Report, place: Place) -> _Trial:
+def _trial(name: str, file: bytes, wanted: Wanted, report: Report, place: Place, folder: Path) -> _Trial:
     reference = load_reference(file)
     found = []
     for corpus, text in wanted.corpora.items():
@@ -108,7 +114,7 @@ def _trial(name: str, file: bytes, wanted: Wanted, report: Report, place: Place)
     report(f"{name}: the reference's ids")
     # In a copy, too: it starts threads.
     expected = place(lambda: _expected(reference, cells))
-    return _Trial(name, file, list(zip(cells, expected, strict=True)), wanted.budget, report, place)
+    return _Trial(name, file, list(zip(cells, expected, strict=True)), wanted.budget, report, place, folder)
 
 
 def _facts(cell: Cell, expected: list[list[Ids]]) -> dict[str, Any]:
@@ -137,7 +143,7 @@ def _add(family: dict[str, Any], name: str, maker: Maker, trial: _Trial) -> None
 
 def _try(name: str, maker: Maker, trial: _Trial) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """A contender's facts and its rows, one for each cell. Raises `Unavailable`."""
-    contender = maker(trial.file, load_reference(trial.file))
+    contender = maker(trial.file, load_reference(trial.file), trial.folder)
     rows = []
     for cell, right in trial.cells:
         rows.append(_row(contender, cell, right, trial))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,8 +47,11 @@ class Unavailable(Exception):
     """This contender cannot run here, or not with this file; the message says why."""
 
 
-Maker = Callable[[bytes, Tokenizer], Contender]
-"""Loads a contender from the bytes of a tokenizer.json; also gets the reference. Raises `Unavailable`."""
+Maker = Callable[[bytes, Tokenizer, Path], Contender]
+"""Loads a contender from the bytes of a tokenizer.json. Raises `Unavailable`.
+
+Also gets the reference, and a folder for what it keeps in files, which all contenders share and the caller removes.
+"""
 
 
 def listed(answer: Any) -> list[Ids]:

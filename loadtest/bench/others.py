@@ -7,6 +7,7 @@ import json
 import os
 from importlib.metadata import version
 from itertools import pairwise
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +21,7 @@ GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?
 """What a ByteLevel pre-tokenizer with its own expression splits by."""
 
 
-def tokenizers(file: bytes, reference: Tokenizer) -> Contender:
+def tokenizers(file: bytes, reference: Tokenizer, folder: Path) -> Contender:
     """The reference itself, a thread for each document."""
     return Contender(
         lambda batch: reference.encode_batch_fast(batch.texts, add_special_tokens=False),
@@ -32,7 +33,7 @@ def tokenizers(file: bytes, reference: Tokenizer) -> Contender:
     )
 
 
-def gigatoken(file: bytes, reference: Tokenizer) -> Contender:
+def gigatoken(file: bytes, reference: Tokenizer, folder: Path) -> Contender:
     """gigatoken with all cores, without guards."""
     library = _module("gigatoken.gigatoken_rs", "gigatoken")
     options = library.PadTruncate(0)
@@ -50,7 +51,7 @@ def gigatoken(file: bytes, reference: Tokenizer) -> Contender:
     )
 
 
-def fastokens(file: bytes, reference: Tokenizer) -> Contender:
+def fastokens(file: bytes, reference: Tokenizer, folder: Path) -> Contender:
     """fastokens with all cores, without guards."""
     library = _module("fastokens._native", "fastokens")
     try:
@@ -71,7 +72,7 @@ def fastokens(file: bytes, reference: Tokenizer) -> Contender:
     )
 
 
-def tiktoken(file: bytes, reference: Tokenizer) -> Contender:
+def tiktoken(file: bytes, reference: Tokenizer, folder: Path) -> Contender:
     """tiktoken with a thread for each document; only for files with one split and no holes in the vocabulary."""
     library = _module("tiktoken", "tiktoken")
     model = json.loads(file)

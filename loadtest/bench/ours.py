@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,13 @@ from gpu_core.errors import SidetokError
 from loadtest.bench.contender import Batch, Contender, Ids, Unavailable
 
 OPTIONS = EncodeOptions(add_special_tokens=False)
-PROOFS = tempfile.TemporaryDirectory(prefix="sidetok-bench-")
-"""Proofs of engines, so that only the first load of a file makes them."""
+PROOFS = "proofs"
+"""Folder of the proofs of engines: only the first load of a file makes them."""
 
 
-def cpu(file: bytes, reference: Reference) -> Contender:
+def cpu(file: bytes, reference: Reference, folder: Path) -> Contender:
     """The CPU route: one document after the other on the calling thread, as a worker of the service does it."""
-    tokenizer = load_tokenizer(file, cache_dir=Path(PROOFS.name))
+    tokenizer = load_tokenizer(file, cache_dir=folder / PROOFS)
     return Contender(
         lambda batch: tokenizer.encode(batch.texts, OPTIONS),
         _packed,
@@ -31,7 +30,7 @@ def cpu(file: bytes, reference: Reference) -> Contender:
     )
 
 
-def gpu(file: bytes, reference: Reference) -> Contender:
+def gpu(file: bytes, reference: Reference, folder: Path) -> Contender:
     """The GPU route: bytes in host memory to ids in host memory; what the device does not answer goes to the CPU."""
     from gpu_core.encoder import load
     from gpu_core.options import GpuOptions
@@ -41,7 +40,7 @@ def gpu(file: bytes, reference: Reference) -> Contender:
         encoder = load(file, GpuOptions(), normalizer.normalize_str if normalizer is not None else None)
     except SidetokError as error:
         raise Unavailable(str(error)) from error
-    return with_fallback(encoder, load_tokenizer(file, cache_dir=Path(PROOFS.name)))
+    return with_fallback(encoder, load_tokenizer(file, cache_dir=folder / PROOFS))
 
 
 def with_fallback(encoder: Any, fallback: Tokenizer) -> Contender:

@@ -19,20 +19,18 @@ from tokenizers import Tokenizer
 
 from loadtest.bench.contender import Batch, Contender, Unavailable
 
-CACHES = tempfile.TemporaryDirectory(prefix="sidetok-bench-toktier-")
 
-
-def cpu(file: bytes, reference: Tokenizer) -> Contender:
+def cpu(file: bytes, reference: Tokenizer, folder: Path) -> Contender:
     """Its certified CPU path."""
-    return _contender(file, "cpu")
+    return _contender(file, folder, "cpu")
 
 
-def gpu(file: bytes, reference: Tokenizer) -> Contender:
+def gpu(file: bytes, reference: Tokenizer, folder: Path) -> Contender:
     """Its GPU path, for every size of input."""
-    return _contender(file, "cuda")
+    return _contender(file, folder, "cuda")
 
 
-def _contender(file: bytes, device: str) -> Contender:
+def _contender(file: bytes, folder: Path, device: str) -> Contender:
     try:
         library = importlib.import_module("toktier")
         manifests = importlib.import_module("toktier.artifacts.manifest")
@@ -41,10 +39,10 @@ def _contender(file: bytes, device: str) -> Contender:
     tables = Path(str(library.__file__)).parent / "artifacts" / "tables" / "artifact_manifest.v1.json"
     family, entry = _family_of(json.loads(tables.read_text()), file)
     manifest = manifests.ArtifactManifest.from_mapping({family: entry})
-    cache = Path(tempfile.mkdtemp(dir=CACHES.name))
-    folder = cache / "artifacts" / manifest.get(family).directory_name
-    folder.mkdir(parents=True)
-    (folder / "tokenizer.json").write_bytes(file)
+    cache = Path(tempfile.mkdtemp(prefix="toktier-", dir=folder))
+    artifacts = cache / "artifacts" / manifest.get(family).directory_name
+    artifacts.mkdir(parents=True)
+    (artifacts / "tokenizer.json").write_bytes(file)
     config = library.Config(home=cache, cache_dir=cache, state_dir=cache / "state", offline=True)
     try:
         tokenizer = library.load(family, config=config, manifest=manifest, device=device, gpu_min_bytes=1)

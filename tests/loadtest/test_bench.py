@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from itertools import count, pairwise
 from pathlib import Path
@@ -54,7 +55,7 @@ def expected(cell: Cell) -> list[list[Ids]]:
     ]
 
 
-def wrong(file: bytes, reference: Tokenizer) -> Contender:
+def wrong(file: bytes, reference: Tokenizer, folder: Path) -> Contender:
     """A contender that loses the last id of the second document."""
 
     def ids(answer: Any) -> list[Ids]:
@@ -91,27 +92,27 @@ def test_a_document_larger_than_the_corpus() -> None:
 
 
 @pytest.mark.parametrize("name", ["sidetok cpu", "gigatoken", "fastokens", "tokenizers"])
-def test_contenders_are_read_right(name: str) -> None:
+def test_contenders_are_read_right(name: str, tmp_path: Path) -> None:
     """Each contender that is installed here answers one document and several with the reference's ids."""
-    contender = MAKERS[name](FILE, REFERENCE)
+    contender = MAKERS[name](FILE, REFERENCE, tmp_path)
     for n_documents in (1, 3):
         cell = cell_of(n_documents)
         assert n_different(contender, cell, expected(cell)) == 0
 
 
-def test_differences_are_counted() -> None:
+def test_differences_are_counted(tmp_path: Path) -> None:
     """Each document with other ids, and each that is missing, counts."""
     cell = cell_of()
     right = expected(cell)
-    assert n_different(wrong(FILE, REFERENCE), cell, right) == len(cell.batches)
+    assert n_different(wrong(FILE, REFERENCE, tmp_path), cell, right) == len(cell.batches)
     short = Contender(lambda batch: batch, lambda batch: [], "1", remembers=False)
     assert n_different(short, cell, right) == 2 * len(cell.batches)
 
 
-def test_times() -> None:
+def test_times(tmp_path: Path) -> None:
     """Every text once as new, then some again."""
     cell = cell_of()
-    found = measure(others.tokenizers(FILE, REFERENCE), cell, BUDGET)
+    found = measure(others.tokenizers(FILE, REFERENCE, tmp_path), cell, BUDGET)
     assert found["new_us"]["n"] == len(cell.batches)
     assert 3 <= found["warm_us"]["n"] <= 5
     assert found["warm_us"]["p50"] <= found["warm_us"]["p99"]
@@ -121,14 +122,14 @@ def test_a_contender_that_remembers_is_fresh_for_every_cell() -> None:
     """It is checked and timed in copies of a process that has seen no text; one that forgets stays where it is."""
 
     def maker(remembers: bool) -> Maker:
-        def make(file: bytes, reference: Tokenizer) -> Contender:
+        def make(file: bytes, reference: Tokenizer, folder: Path) -> Contender:
             n_calls = count()
 
             def encode(batch: Batch) -> list[Any]:
                 texts = batch.texts if next(n_calls) < 3 else []
                 return [reference.encode(text, add_special_tokens=False) for text in texts]
 
-            return Contender(encode, others.tokenizers(file, reference).ids, "1", remembers=remembers)
+            return Contender(encode, others.tokenizers(file, reference, folder).ids, "1", remembers=remembers)
 
         return make
 
@@ -136,6 +137,21 @@ def test_a_contender_that_remembers_is_fresh_for_every_cell() -> None:
     cells = compare(three, lambda line: None)["families"]["small"]["cells"]
     assert [cell["results"]["keeps"]["exact"] for cell in cells] == [True, True]
     assert [cell["results"]["shares"]["exact"] for cell in cells] == [True, False]
+
+
+def test_files_of_contenders_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a contender keeps in files is there for the next one, and gone after the comparison."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    found: list[list[str]] = []
+
+    def keeps(file: bytes, reference: Tokenizer, folder: Path) -> Contender:
+        found.append([path.name for path in folder.iterdir()])
+        (folder / "kept").write_bytes(file)
+        return others.tokenizers(file, reference, folder)
+
+    compare(wanted(first=keeps, second=keeps), lambda line: None, place=in_place)
+    assert found == [[], ["kept"]]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_calls_in_a_copy() -> None:
@@ -175,7 +191,7 @@ def test_a_contender_that_is_not_exact_is_not_timed() -> None:
 def test_contenders_that_cannot_run() -> None:
     """What is missing, or refuses the file, is in the result with its reason."""
 
-    def missing(file: bytes, reference: Tokenizer) -> Contender:
+    def missing(file: bytes, reference: Tokenizer, folder: Path) -> Contender:
         raise Unavailable("it is not installed")
 
     result = compare(wanted(**{"sidetok cpu": ours.cpu, "missing": missing}), lambda line: None, place=in_place)
@@ -186,17 +202,17 @@ def test_contenders_that_cannot_run() -> None:
 
 
 @pytest.mark.parametrize("maker", [others.gigatoken, others.fastokens])
-def test_files_that_others_refuse(maker: Maker) -> None:
+def test_files_that_others_refuse(maker: Maker, tmp_path: Path) -> None:
     """A library that refuses a file, even by a panic, is unavailable for it."""
     with pytest.raises(Unavailable, match="refuses"):
-        maker(b'{"model": {"type": "Nothing"}}', REFERENCE)
+        maker(b'{"model": {"type": "Nothing"}}', REFERENCE, tmp_path)
 
 
 @pytest.mark.parametrize("maker", [toktier.cpu, toktier.gpu])
-def test_toktier_has_no_fast_path_for_any_file(maker: Maker) -> None:
+def test_toktier_has_no_fast_path_for_any_file(maker: Maker, tmp_path: Path) -> None:
     """It is not installed, or has no fast path for a file that was made here."""
     with pytest.raises(Unavailable, match=r"not installed|no fast path"):
-        maker(FILE, REFERENCE)
+        maker(FILE, REFERENCE, tmp_path)
 
 
 def test_patterns() -> None:
