@@ -39,6 +39,8 @@ KNOWN = 0.25
 AGE_NS = 1_000_000_000
 OFTEN_NS = 3_000_000
 """Replays of a size class that is well known are observed once in so long: more of them say nothing new."""
+SELDOM_NS = 8 * OFTEN_NS
+"""Of one long document alone: twice as long after each that took about what was predicted, and so long at most."""
 ALONE_OVER_BYTES = 1 << 18
 """A replay of one document with more bytes shares nothing, and is learned apart: replays of many documents take long
 when the host is busy with as many requests, and a long document would be kept from GPUs if that were its cost."""
@@ -102,16 +104,21 @@ def content_kind(document: str | bytes | memoryview) -> str:
 class Curve:
     """One cost in nanoseconds by bytes."""
 
-    __slots__ = ("_factors", "_lines", "_streaks", "_weights", "seen_ns", "start")
+    __slots__ = ("_factors", "_fresh_ns", "_lines", "_seldom_ns", "_streaks", "_weights", "seen_ns", "start")
 
-    def __init__(self, start: Line, weight: float = 0.0) -> None:
-        """`weight`: what the start values count for, in observations of each class."""
+    def __init__(self, start: Line, weight: float = 0.0, seldom_ns: int = OFTEN_NS) -> None:
+        """`weight`: what the start values count for, in observations of each class.
+
+        `seldom_ns`: time between two observations of a size that is well known and stays as it is.
+        """
         # No work takes no time: routes are compared by how many times as long they take.
         self.start = start = Line(max(start.fixed_ns, 1.0), start.byte_ns)
         self._lines = [start] * N_CLASSES
         self._factors = [0.0] * N_CLASSES
         self._weights = [weight] * N_CLASSES
         self._streaks = [0] * N_CLASSES
+        self._fresh_ns = [OFTEN_NS] * N_CLASSES
+        self._seldom_ns = seldom_ns
         self.seen_ns = [0] * N_CLASSES
         """When each class was observed last, on the clock of `observe`; 0 = never."""
 
@@ -121,20 +128,21 @@ class Curve:
         return fixed_ns + byte_ns * n_bytes
 
     def is_fresh(self, n_bytes: int, now_ns: int) -> bool:
-        """Whether the size is well known and was observed within `OFTEN_NS`."""
+        """Whether the size is well known and was observed within `OFTEN_NS`, or longer if it stays as it is."""
         at = n_bytes.bit_length() >> 1
-        return self._weights[at] >= FULL_WEIGHT and 0 <= now_ns - self.seen_ns[at] < OFTEN_NS
+        return self._weights[at] >= FULL_WEIGHT and 0 <= now_ns - self.seen_ns[at] < self._fresh_ns[at]
 
     def fresh_until_ns(self, n_bytes: int) -> int:
         """Until when a size that is well known is fresh; 0 when it is not known well."""
         at = n_bytes.bit_length() >> 1
-        return self.seen_ns[at] + OFTEN_NS if self._weights[at] >= FULL_WEIGHT else 0
+        return self.seen_ns[at] + self._fresh_ns[at] if self._weights[at] >= FULL_WEIGHT else 0
 
     def observe(self, n_bytes: int, took_ns: float, now_ns: int) -> None:
         """Learn from one piece of work."""
         at = size_class(n_bytes)
         weight = self._weights[at]
         surprise = math.log(max(took_ns, 1.0) / max(self.at(n_bytes), 1.0))
+        self._fresh_ns[at] = OFTEN_NS if abs(surprise) > CLIP else min(2 * self._fresh_ns[at], self._seldom_ns)
         if weight <= KNOWN:
             # What it was judged by so far may be its neighbour's.
             self._factors[at] = math.log(max(self.at(n_bytes), 1.0) / self._start_at(n_bytes))
@@ -309,7 +317,7 @@ class Costs:
 
 
 def _route_cost(start: StartValues, weight: float) -> RouteCost:
-    return RouteCost(Curve(start.time, weight), Curve(start.cpu, weight), Curve(start.time, weight))
+    return RouteCost(Curve(start.time, weight), Curve(start.cpu, weight), Curve(start.time, weight, SELDOM_NS))
 
 
 def _times(cost: RouteCost) -> list[ClassCosts]:
