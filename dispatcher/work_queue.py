@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dispatcher.backlog import HUGE_BYTES
+from dispatcher.bell import Bell
 from dispatcher.flow_queue import FlowQueue
 from dispatcher.job import Job
 
@@ -48,7 +49,7 @@ class WorkQueue:
         self._jobs: FlowQueue[Job[Any]] = FlowQueue()
         self._huge: FlowQueue[Job[Any]] = FlowQueue()
         self._lock = threading.Lock()
-        self._parked: list[threading.Lock] = []
+        self._parked: list[Bell] = []
         self._n_workers = 0
         self._n_awake = 0
         self._n_long = 0
@@ -80,27 +81,25 @@ class WorkQueue:
         """Bytes of their bodies."""
         return self._jobs.n_bytes + self._huge.n_bytes
 
-    def join(self) -> threading.Lock:
-        """Called once by each worker before its first `get`: its gate."""
-        gate = threading.Lock()
-        gate.acquire()
+    def join(self) -> Bell:
+        """Called once by each worker before its first `get`: its bell, which it closes at its end."""
         with self._lock:
             self._n_workers += 1
             self._n_awake += 1
-        return gate
+        return Bell()
 
     def put(self, jobs: Sequence[Job[Any]]) -> None:
         """Queue jobs and wake workers if some should be."""
-        gates = []
+        bells = []
         with self._lock:
             for job in jobs:
                 (self._huge if _is_huge(job) else self._jobs).append(job)
-                if (gate := self._next_to_wake()) is not None:
-                    gates.append(gate)
-        for gate in gates:
-            self._wake(gate)
+                if (bell := self._next_to_wake()) is not None:
+                    bells.append(bell)
+        for bell in bells:
+            self._wake(bell)
 
-    def get(self, gate: threading.Lock) -> list[Job[Any]]:
+    def get(self, bell: Bell) -> list[Job[Any]]:
         """The jobs of one round, once there are any: one long job, or short ones up to the round's bounds.
 
         Empty when the queue is closed and nothing waits.
@@ -113,8 +112,8 @@ class WorkQueue:
                 if self._closed:
                     return []
                 self._n_awake -= 1
-                self._parked.append(gate)
-            gate.acquire()
+                self._parked.append(bell)
+            bell.wait()
             took_ns = min(time.monotonic_ns() - self._woken_ns, WAIT_NS)
             self.wake_ns += (took_ns - self.wake_ns) * SMOOTHING
         if other is not None:
@@ -145,7 +144,7 @@ class WorkQueue:
 
         Called periodically, and much less often than a short job takes.
         """
-        gate = None
+        bell = None
         with self._lock:
             huge = self._huge.head()
             self._huge_is_stuck = huge is not None and huge is self._last_huge
@@ -153,23 +152,23 @@ class WorkQueue:
             head = self._next()
             if head is not None and head is self._last_head and self._parked:
                 self._n_awake += 1
-                gate = self._parked.pop()
+                bell = self._parked.pop()
             self._last_head = head
-        if gate is not None:
-            self._wake(gate)
+        if bell is not None:
+            self._wake(bell)
 
     def close(self) -> None:
         """Let every worker end once the queue is empty."""
         with self._lock:
             self._closed = True
-            gates, self._parked = self._parked, []
-            self._n_awake += len(gates)
-        for gate in gates:
-            self._wake(gate)
+            bells, self._parked = self._parked, []
+            self._n_awake += len(bells)
+        for bell in bells:
+            self._wake(bell)
 
-    def _wake(self, gate: threading.Lock) -> None:
+    def _wake(self, bell: Bell) -> None:
         self._woken_ns = time.monotonic_ns()
-        gate.release()
+        bell.ring()
 
     def _next(self) -> Job[Any] | None:
         """Under the lock: the job that a worker may take now, the older one of both kinds."""
@@ -183,8 +182,8 @@ class WorkQueue:
                 return huge
         return first
 
-    def _take(self) -> tuple[list[Job[Any]], threading.Lock | None]:
-        """Under the lock: the jobs of one round, and the gate of a worker to wake for what is left."""
+    def _take(self) -> tuple[list[Job[Any]], Bell | None]:
+        """Under the lock: the jobs of one round, and the bell of a worker to wake for what is left."""
         slow = self._short_ns > LONG_NS
         first = self._next()
         assert first is not None
@@ -209,8 +208,8 @@ class WorkQueue:
             job.is_long = False
         return jobs, None
 
-    def _next_to_wake(self) -> threading.Lock | None:
-        """Under the lock: the gate of the worker that parked last (its caches are warm), if one more is needed."""
+    def _next_to_wake(self) -> Bell | None:
+        """Under the lock: the bell of the worker that parked last (its caches are warm), if one more is needed."""
         n_quick = self._n_awake - self._n_long
         if not self._parked or self._next() is None:
             return None

@@ -46,8 +46,8 @@ class Worker(threading.Thread):
         """The thread. Its CPU clock is read between stages only, so what waiting costs counts for the next round."""
         cpu_ns = time.thread_time_ns()
         queue = self._queue
-        gate = queue.join()
-        while taken := queue.get(gate):
+        bell = queue.join()
+        while taken := queue.get(bell):
             # One that comes back from the GPU route was claimed before.
             jobs = [job for job in taken if job.partial is not None or job.claim()]
             start_cpu_ns, was_long = cpu_ns, taken[0].is_long
@@ -56,6 +56,7 @@ class Worker(threading.Thread):
             queue.finished(taken, cpu_ns - start_cpu_ns, was_long)
             # A worker may sleep for hours, and must not hold texts and a tokenizer that was removed meanwhile.
             taken, jobs, ended = [], [], ()
+        bell.close()
 
     def _round(self, jobs: Jobs, start_ns: int, cpu_ns: int) -> tuple[Jobs, int]:
         """All stages of one round; the jobs that ended here, and the thread's CPU clock at the end."""

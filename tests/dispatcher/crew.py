@@ -26,13 +26,14 @@ class Hand(threading.Thread):
         self._work = work
         self._asked: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._rounds: queue.SimpleQueue[list[FakeJob]] = queue.SimpleQueue()
-        self.gate = work.join()
+        self.bell = work.join()
         self.start()
 
     def run(self) -> None:
         """Ask the queue once for each time that the test asks."""
         while self._asked.get():
-            self._rounds.put(self._work.get(self.gate))  # type: ignore[arg-type]
+            self._rounds.put(self._work.get(self.bell))  # type: ignore[arg-type]
+        self.bell.close()
 
     def ask(self) -> None:
         """Ask for a round."""
@@ -50,7 +51,7 @@ class Hand(threading.Thread):
     @property
     def parked(self) -> bool:
         """Whether the worker sleeps in the queue."""
-        return self.gate in self._work._parked
+        return self.bell in self._work._parked
 
     def stop(self) -> None:
         """End the thread, which must not sleep in the queue."""

@@ -165,8 +165,8 @@ def test_every_job_is_handed_out_once(seed: int) -> None:
     taken: list[FakeJob] = []
 
     def worker() -> None:
-        gate = work.join()
-        while jobs := work.get(gate):
+        bell = work.join()
+        while jobs := work.get(bell):
             taken.extend(jobs)  # type: ignore[arg-type]
             work.finished(jobs, 200_000 if jobs[0].slot.n_bytes % 7 == 0 else 1_000)
 
