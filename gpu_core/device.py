@@ -56,6 +56,7 @@ from gpu_core.layout import (
     HEADER,
     KERNELS,
     MAX_FETCHERS,
+    header_flags,
     n_tiles,
 )
 from gpu_core.options import GpuOptions
@@ -210,8 +211,7 @@ class CudaContext:
         """See `ExecutionContext.launch`."""
         if flags & FLAG_DECIMALS:
             behind = partial(self._decimals.launch, n_bytes=n_bytes, n_documents=n_documents)
-            flags = flags & ~FLAG_DECIMALS | FLAG_IDS
-            self._launch_two(self._launches_of_decimals, (n_bytes, n_documents, flags), behind)
+            self._launch_two(self._launches_of_decimals, (n_bytes, n_documents, header_flags(flags)), behind)
             return
         self.launch_as(choose(n_bytes, n_documents, resident), n_bytes, n_documents, flags)
 

@@ -192,7 +192,7 @@ class Encoder:
 
         `decimals`: ids also as decimal numbers, see `Encoding.decimals`; there are ids then, too.
         """
-        flags = self._flags(count_only, token_starts) | (FLAG_DECIMALS | FLAG_IDS if decimals else 0)
+        flags = self._flags(count_only, token_starts) | (FLAG_DECIMALS if decimals else 0)
         return self._run(Replay(lease, n_bytes, n_documents, flags), Times())
 
     def plan(self, documents: Sequence[bytes | memoryview]) -> Plan:

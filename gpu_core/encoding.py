@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_core.execution import ExecutionContext
-from gpu_core.layout import FLAG_DECIMALS, FLAG_IDS, FLAG_TOKEN_STARTS
+from gpu_core.layout import FLAG_DECIMALS, FLAG_IDS, FLAG_TOKEN_STARTS, header_flags
 from gpu_core.waiting import Waited
 
 Ids = NDArray[np.uint32]
@@ -71,7 +71,7 @@ class PartResult:
         """Where those of each document begin, and the end of the last."""
         if flags & FLAG_DECIMALS:
             self.decimals, self.document_decimals = context.decimals, context.document_decimals[: n_documents + 1]
-        if flags & FLAG_IDS:
+        if header_flags(flags) & FLAG_IDS:
             self.ids = held(context.ids, lease)
         if flags & FLAG_TOKEN_STARTS:
             self.token_starts = held(context.token_starts, lease)

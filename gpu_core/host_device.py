@@ -16,7 +16,7 @@ from gpu_core.errors import DeviceFault
 from gpu_core.execution import ExecutionContext, OutOfDeviceMemory
 from gpu_core.join_layout import fits, max_pieces
 from gpu_core.ladder import SizeClass
-from gpu_core.layout import FLAG_DECIMALS, FLAG_IDS, FLAG_NORMAL_FORM, FLAG_TOKEN_STARTS
+from gpu_core.layout import FLAG_DECIMALS, FLAG_IDS, FLAG_NORMAL_FORM, FLAG_TOKEN_STARTS, header_flags
 from gpu_core.options import GpuOptions
 from gpu_core.tables import Tables
 from gpu_core.twin_decimal import write_decimals
@@ -219,7 +219,7 @@ class HostContext:
             answer = encode(text[start:end])
             self._reasons.append(answer if isinstance(answer, int) else 0)
             pairs = np.array([] if isinstance(answer, int) else answer, dtype=np.uint32).reshape(-1, 2)
-            if flags & (FLAG_IDS | FLAG_DECIMALS):
+            if header_flags(flags) & FLAG_IDS:
                 results["ids"][position : position + len(pairs)] = pairs[:, 0]
             if flags & FLAG_TOKEN_STARTS:
                 results["token_starts"][position : position + len(pairs)] = pairs[:, 1] + start

@@ -49,7 +49,7 @@ FLAG_TOKEN_STARTS = 2
 FLAG_NORMAL_FORM = 4
 """Header flag: the gaps between added tokens are in normal form, so that the quick check is left out."""
 FLAG_DECIMALS = 8
-"""Of a launch, beside the flags of the header: write ids as decimal numbers, too (`gpu_core.decimal_layout`)."""
+"""Of a launch, beside the flags of the header (`header_flags`): ids as decimal numbers (`gpu_core.decimal_layout`)."""
 
 HEADER = np.dtype(
     [("epoch", "<u8"), ("n_bytes", "<u4"), ("n_documents", "<u4"), ("flags", "<u4"), ("reserved", "<u4")],
@@ -172,6 +172,11 @@ class Buffer:
     def n_bytes(self) -> int:
         """Size in bytes."""
         return self.length * np.dtype(self.dtype).itemsize
+
+
+def header_flags(flags: int) -> int:
+    """Of the flags of a launch, those of its header. Decimals are written from ids, so there are ids then, too."""
+    return flags & ~FLAG_DECIMALS | FLAG_IDS if flags & FLAG_DECIMALS else flags
 
 
 def n_chunks(capacity: int, max_documents: int) -> int:

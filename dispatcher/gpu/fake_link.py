@@ -26,7 +26,7 @@ from dispatcher.gpu.link import Completion, EngineLost, Slot
 from dispatcher.gpu.route import GpuRoute
 from gpu_core.decimal_layout import ROOM
 from gpu_core.ladder import SizeClass
-from gpu_core.layout import FLAG_DECIMALS, FLAG_IDS, FLAG_NORMAL_FORM, REASON_NOT_NORMAL, REASONS
+from gpu_core.layout import FLAG_DECIMALS, FLAG_IDS, FLAG_NORMAL_FORM, REASON_NOT_NORMAL, REASONS, header_flags
 from gpu_core.twin_decimal import write_decimals
 
 KIB = 1 << 10
@@ -251,7 +251,7 @@ class FakeEngine:
                 completion.needs_cpu = {**completion.needs_cpu, number: reason}
                 continue
             ids = self.encode(document)
-            if flags & FLAG_IDS:
+            if header_flags(flags) & FLAG_IDS:
                 slot.ids[position : position + len(ids)] = ids
             position += len(ids)
         slot.document_tokens[n_documents] = completion.n_tokens = position

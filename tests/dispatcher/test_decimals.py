@@ -22,6 +22,7 @@ from dispatcher.gpu.local_link import LocalLink
 from dispatcher.gpu.table_builder import read_tables
 from dispatcher.request import EncodeOptions
 from dispatcher.special_tokens import SpecialTokens
+from gpu_core.host_device import POISON
 from gpu_core.ladder import SizeClass
 from gpu_core.layout import FLAG_DECIMALS, FLAG_IDS
 from tests.dispatcher.host_engine import HostEngine
@@ -136,15 +137,18 @@ def written(slot: Slot, n_documents: int) -> list[bytes]:
 
 
 def check_link(link: EngineLink) -> None:
-    """Replays with and without, by turns on the same slot."""
+    """Replays with and without, by turns on the same slot; there are ids in any case."""
     slot = link.slots(model().key)[0]
     for documents in ([b"one two", b"", b"three 12345"], [b"x"], []):
         expected = [orjson.dumps(model().ids(document))[1:-1] for document in documents]
         for decimals in (True, False, True):
             slot.decimals[:] = bytes(len(slot.decimals))
-            link.launch(slot, *put(slot, documents), FLAG_IDS | (FLAG_DECIMALS if decimals else 0))
+            slot.ids[:] = POISON
+            link.launch(slot, *put(slot, documents), FLAG_DECIMALS if decimals else FLAG_IDS)
             completion = completions(link, 1)[slot.number]
             assert completion.n_tokens == slot.document_tokens[len(documents)]
+            ids = [token for document in documents for token in model().ids(document) or ()]
+            assert slot.ids[: completion.n_tokens].tolist() == ids
             if decimals:
                 assert written(slot, len(documents)) == expected
             else:
