@@ -17,7 +17,7 @@ from operator import itemgetter
 
 from dispatcher.gpu.group import NO_SLOT, NOT_READY, UNREADABLE, Group
 from dispatcher.gpu.link import Slot
-from dispatcher.gpu.model_queue import Alone, Batch, ModelQueue, Taken, part_of
+from dispatcher.gpu.model_queue import Alone, Batch, ModelQueue, Taken, leased, part_of
 from gpu_core.ladder import SizeClass
 
 FILLED_AHEAD = 2
@@ -140,20 +140,18 @@ class Former:
         It counts as under way from now on.
         """
         n_bytes, now_ns = group.n_bytes, group.queued_ns
-        is_alone = n_bytes > queue.load.alone_over_bytes
         if (
             self.n_under_way >= self.limits.max_in_flight
-            or (is_alone and (group.lease is None or self.n_alone_under_way))
             or queue.is_forgotten
             or not self.is_idle
-            or group.why_unwanted(now_ns)
+            or ((group.cancelled or group.deadline_ns) and group.why_unwanted(now_ns))
         ):
             return None
-        if is_alone:
-            self._add_filled(queue, group)
-            batch = queue.filled.pop()
-            batch.launched_ns = now_ns
-            self._note(batch)
+        if n_bytes > queue.load.alone_over_bytes:
+            if group.lease is None or self.n_alone_under_way:
+                return None
+            batch = leased(queue, group, now_ns)
+            self._note_alone(batch)
             return batch
         n_documents = group.n_waiting
         if queue.under_way and not self._is_worth(queue, n_documents, n_bytes):
@@ -319,11 +317,14 @@ class Former:
         if batch.piece is None:
             self._note_shared(batch)
             return
+        self.n_ahead -= 1
+        batch.queue.load.alone_waiting_bytes -= batch.n_bytes
+        self._note_alone(batch)
+
+    def _note_alone(self, batch: Batch) -> None:
         load = batch.queue.load
         self.n_under_way += 1
-        self.n_ahead -= 1
         self.n_alone_under_way += 1
-        load.alone_waiting_bytes -= batch.n_bytes
         load.alone_launched_ns, load.alone_launched_bytes = batch.launched_ns, batch.n_bytes
 
     def _note_shared(self, batch: Batch) -> None:
@@ -337,14 +338,8 @@ class Former:
 
     def _add_filled(self, queue: ModelQueue, group: Group) -> None:
         """Queue a document that was written to its slot already."""
-        n_bytes, lease = group.n_bytes, group.lease
-        assert lease is not None
-        starts = lease.slot.document_starts
-        starts[0], starts[1] = 0, n_bytes
-        group.n_waiting = group.waiting_bytes = 0
-        piece = Alone(group, 0, 0, n_bytes)
-        queue.filled.append(Batch(queue, lease.slot, n_bytes, 1, group.count_only, [], piece, lease=lease))
-        queue.load.alone_waiting_bytes += n_bytes
+        queue.filled.append(leased(queue, group, 0))
+        queue.load.alone_waiting_bytes += group.n_bytes
         self.n_ahead += 1
 
     def _sort_out(self, queue: ModelQueue, group: Group) -> bool:

@@ -83,10 +83,10 @@ class Group:
         documents: Sequence[Text],
         on_done: Callable[[Group], object],
         on_fallback: Callable[[Group, str], object],
-        *,
         count_only: bool = False,
         kind: str = "ascii",
         deadline_ns: int = 0,
+        *,
         normal_form: bool = False,
         wants_decimals: bool = False,
     ) -> None:

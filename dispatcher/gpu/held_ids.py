@@ -42,8 +42,7 @@ class Hold:
             return
         self._holds.leave()
 
-    def __del__(self) -> None:
-        self.release()
+    __del__ = release
 
 
 class HeldIds(np.ndarray[tuple[Any, ...], np.dtype[np.uint8]]):

@@ -45,6 +45,12 @@ class Slot:
     """The ids of all documents as decimal numbers, a comma behind each, as far as there is room; if asked for."""
     document_decimals: NDArray[np.uint32]
     """(max_documents + 1,): where the decimals of each document begin, and the end of the last, room or not."""
+    starts: memoryview = field(init=False)
+    """`document_starts`, for one number or two: that takes NumPy five times as long."""
+
+    def __post_init__(self) -> None:
+        """See the fields."""
+        self.starts = self.document_starts.data
 
 
 ALL_ANSWERED: Mapping[int, str] = MappingProxyType({})

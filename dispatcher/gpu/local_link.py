@@ -26,7 +26,7 @@ from gpu_core.execution import ExecutionContext, Gpu
 from gpu_core.layout import REASONS
 from gpu_core.options import GpuOptions
 from gpu_core.tables import Tables
-from gpu_core.waiting import SILENT_NS, SLACK, TIMEOUT_NS, Lateness, Prediction, sharpen_sleep
+from gpu_core.waiting import SILENT_NS, SLACK, TIMEOUT_NS, Lateness, Poll, Prediction, sharpen_sleep
 
 MIN_NAP_NS = 6_000
 """A shorter rest is polled: to fall asleep and wake up takes the CPU half as long."""
@@ -34,25 +34,59 @@ EARLY_NS = 16_000
 """A nap ends so much earlier at most, because naps end late: the rest is polled, which takes the CPU."""
 LONG_NAP_NS = 250_000
 """For a longer one the thread can be woken; a short one simply ends."""
+LONG_REPLAY_NS = 150_000
+"""A replay that is predicted to take longer is never polled: it takes longer or shorter by more than a nap costs."""
+LONG_STEPS = 12
+"""One that is not complete when a nap for it ends is given so much of its predicted time more."""
+LONG_EARLY = 1 / 128
+"""By so much of it the next nap is shorter after one that was long enough: a few are too short, and say how long it
+takes."""
 LOOKS = 16
 """Looks at a completion word at a time."""
 LATE_NAP_NS = 500_000
 """Time between looks at a replay that is much too late."""
 CLOSED = "the engine was closed"
-_AT_FIRST, _BY_POLLING, _AFTER_NAP = range(3)
+AT_FIRST, BY_POLLING, AFTER_NAP = range(3)
 """Which look saw that a replay is complete."""
 
 
 class _Place:
     """A slot, its context, and the replay that is under way there."""
 
-    __slots__ = ("context", "due_ns", "launched_ns", "n_bytes", "n_documents", "prediction", "slot")
+    __slots__ = (
+        "context",
+        "due_ns",
+        "is_long",
+        "launched_ns",
+        "n_bytes",
+        "n_documents",
+        "poll",
+        "prediction",
+        "slot",
+        "was_late",
+    )
 
     def __init__(self, slot: Slot, context: ExecutionContext, prediction: Prediction) -> None:
         self.slot, self.context, self.prediction = slot, context, prediction
+        self.poll: Poll = context.poll
         self.launched_ns = self.n_bytes = self.n_documents = 0
         self.due_ns = 0
         """When a look is worth while; much later the driver is asked."""
+        self.is_long = self.was_late = False
+        """Naps for it follow each other, without looks in between; the first one was too short."""
+
+    def learn(self, now_ns: int, seen_by: int) -> None:
+        """Predict the next one by this one, which is complete."""
+        took_ns = now_ns - self.launched_ns
+        if seen_by == AT_FIRST and now_ns >= self.due_ns:
+            # Whoever comes late to the first look learns nothing about when it ended.
+            return
+        is_bound = seen_by == AFTER_NAP
+        if is_bound and self.is_long:
+            is_bound = False
+            if not self.was_late:
+                took_ns = int((self.due_ns - self.launched_ns) * (1 - LONG_EARLY))
+        self.prediction.seen(self.n_bytes, took_ns, is_bound)
 
 
 class LocalLink:
@@ -61,6 +95,8 @@ class LocalLink:
     def __init__(self, gpu: Gpu, options: GpuOptions, on_lost: Callable[[str], object] = lambda reason: None) -> None:
         """`on_lost` is called once, with the reason, by whichever thread notices."""
         self.n_captures = 0
+        self.ready = True
+        """See `EngineLink`."""
         self.may_oversleep = False
         """Naps may end late: when documents come often, more of them share the next replay, for less CPU time."""
         self._gpu, self._options, self._on_lost = gpu, options, on_lost
@@ -81,11 +117,6 @@ class LocalLink:
         self._lateness = Lateness()
 
     # --- For the route -----------------------------------------------------------------------------------------------
-
-    @property
-    def ready(self) -> bool:
-        """See `EngineLink`."""
-        return not self._lost
 
     @property
     def is_busy(self) -> bool:
@@ -110,7 +141,9 @@ class LocalLink:
         except DeviceFault as error:
             self._lose(str(error))
             raise EngineLost(self._lost) from None
-        place.due_ns = now_ns + int(place.prediction.of(n_bytes))
+        predicted_ns = int(place.prediction.of(n_bytes))
+        place.due_ns = now_ns + predicted_ns
+        place.is_long, place.was_late = predicted_ns > LONG_REPLAY_NS, False
         self._launched.append(place)
         if self._is_asleep:
             self._wake()
@@ -119,20 +152,20 @@ class LocalLink:
         """See `EngineLink`; always by the same thread, or by one after the other."""
         begin_ns = time.perf_counter_ns()
         until_ns = begin_ns + (1 << 62 if timeout_s is None else int(timeout_s * 1e9))
-        seen_by, n_looks = _AT_FIRST, 1
+        seen_by, n_looks = AT_FIRST, 1
         while True:
             if self._lost:
                 raise EngineLost(self._lost)
             while self._launched:
                 self._flying.append(self._launched.popleft())
-            done = self._look(n_looks) if self._flying else []
+            done = [place for place in self._flying if place.poll(n_looks)]
             now_ns = time.perf_counter_ns()
             if done:
                 return self._completions(done, now_ns, seen_by)
             if now_ns >= until_ns or self._is_interrupted:
                 self._is_interrupted = False
                 return []
-            seen_by, n_looks = (_AFTER_NAP, 1) if self._rest(now_ns, until_ns) else (_BY_POLLING, LOOKS)
+            seen_by, n_looks = (AFTER_NAP, 1) if self._rest(now_ns, until_ns) else (BY_POLLING, LOOKS)
 
     def interrupt(self) -> None:
         """See `EngineLink`."""
@@ -145,9 +178,6 @@ class LocalLink:
             if self._wake_fd >= 0:
                 watch(self._wake_fd)
 
-    def _look(self, n_looks: int) -> list[_Place]:
-        return [place for place in self._flying if place.context.poll(n_looks)]
-
     def _completions(self, done: list[_Place], now_ns: int, seen_by: int) -> list[Completion]:
         completions: list[Completion] = []
         for place in done:
@@ -156,9 +186,7 @@ class LocalLink:
             took_ns = now_ns - place.launched_ns
             needs_cpu = self._reasons(place) if context.any_flagged() else ALL_ANSWERED
             completion = Completion(place.slot, context.n_tokens(), took_ns, 0, needs_cpu)
-            # Whoever comes late to the first look learns nothing about when it ended.
-            if seen_by != _AT_FIRST or now_ns < place.due_ns:
-                place.prediction.seen(place.n_bytes, took_ns, seen_by == _AFTER_NAP)
+            place.learn(now_ns, seen_by)
             completions.append(completion)
         return completions
 
@@ -173,11 +201,23 @@ class LocalLink:
 
     def _rest(self, now_ns: int, until_ns: int) -> bool:
         """Pass some of the time until something is due; whether that was a nap."""
+        may_oversleep = self.may_oversleep
         early_ns = min(int(self._lateness.ns), EARLY_NS)
-        left_ns = until_ns - now_ns - early_ns
+        end_ns = until_ns - early_ns
         for place in self._flying:
-            left_ns = min(left_ns, self._due_ns(place, now_ns, early_ns) - now_ns)
-        if left_ns < (2 * MIN_NAP_NS if self.may_oversleep else MIN_NAP_NS):
+            due_ns = place.due_ns
+            if now_ns > due_ns + SILENT_NS:
+                due_ns = self._doubt(place, now_ns)
+            elif place.is_long:
+                if now_ns >= due_ns:
+                    place.was_late = True
+                    due_ns = now_ns + (due_ns - place.launched_ns) // LONG_STEPS
+            elif not may_oversleep:
+                due_ns -= early_ns + int(SLACK * (due_ns - place.launched_ns))
+            if due_ns < end_ns:
+                end_ns = due_ns
+        left_ns = end_ns - now_ns
+        if left_ns < (2 * MIN_NAP_NS if may_oversleep else MIN_NAP_NS):
             return False
         if left_ns > LONG_NAP_NS:
             self._sleep(left_ns)
@@ -186,12 +226,8 @@ class LocalLink:
         self._lateness.seen(time.perf_counter_ns() - now_ns - left_ns)
         return True
 
-    def _due_ns(self, place: _Place, now_ns: int, early_ns: int) -> int:
-        """When a nap for a replay should end. Asks the driver about one that is much too late."""
-        if now_ns <= place.due_ns + SILENT_NS:
-            if self.may_oversleep:
-                return place.due_ns
-            return place.due_ns - early_ns - int(SLACK * (place.due_ns - place.launched_ns))
+    def _doubt(self, place: _Place, now_ns: int) -> int:
+        """Ask the driver about a replay that is much too late; when to look at it again."""
         try:
             place.context.alive()
             if now_ns - place.launched_ns > TIMEOUT_NS:
@@ -208,7 +244,8 @@ class LocalLink:
             fd = self._wake_fd
             if self._launched or self._is_interrupted or fd < 0:
                 return
-            wait_readable(fd, min(left_ns * 1e-9, 60.0))
+            if not wait_readable(fd, min(left_ns * 1e-9, 60.0)):
+                return
         finally:
             self._is_asleep = False
         with self._guard, contextlib.suppress(BlockingIOError):
@@ -231,7 +268,7 @@ class LocalLink:
 
     def _lose(self, reason: str) -> None:
         is_first, self._lost = not self._lost, self._lost or reason
-        self._slots = {}
+        self._slots, self.ready = {}, False
         if is_first:
             self._on_lost(reason)
 

@@ -39,8 +39,10 @@ class Batch:
     def flags(self) -> int:
         """Of its launch. All texts were rewritten to normal form, or none."""
         first = self.shares[0][0] if self.piece is None else self.piece.group
-        flags = (0 if self.count_only else FLAG_IDS) | (FLAG_NORMAL_FORM if first.normal_form else 0)
-        return flags | (FLAG_DECIMALS if self.wants_decimals else 0)
+        flags = 0 if self.count_only else FLAG_IDS
+        if first.normal_form:
+            flags |= FLAG_NORMAL_FORM
+        return flags | FLAG_DECIMALS if self.wants_decimals else flags
 
     @property
     def wants_decimals(self) -> bool:
@@ -95,6 +97,17 @@ def part_of(group: Group, room: int, capacity: int, n_room: int) -> tuple[Sequen
             return left[:n_taken], n_bytes
         n_bytes += length
     return left, n_bytes
+
+
+def leased(queue: ModelQueue, group: Group, launched_ns: int) -> Batch:
+    """The batch of a document that lies in its slot already."""
+    n_bytes, lease = group.n_bytes, group.lease
+    assert lease is not None
+    slot = lease.slot
+    slot.starts[0], slot.starts[1] = 0, n_bytes
+    group.n_waiting = group.waiting_bytes = 0
+    piece = Alone(group, 0, 0, n_bytes)
+    return Batch(queue, slot, n_bytes, 1, group.count_only, [], piece, launched_ns, 0, lease)
 
 
 class ModelQueue:

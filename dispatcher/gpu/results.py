@@ -34,9 +34,8 @@ class Reader:
         n_documents = batch.n_documents
         if batch.wants_decimals:
             _give_decimals(batch, completion.slot)
-        is_whole = n_documents == 1 and batch.piece is None and batch.shares[0][1] is None
-        if is_whole and not completion.needs_cpu and completion.n_tokens << 2 < self._hold_from:
-            return self._read_one(batch, completion)
+        if n_documents == 1 and not completion.needs_cpu and (group := _whole_group(batch)) is not None:
+            return self._read_one(batch, group, completion)
         first_tokens: list[int] = completion.slot.document_tokens[: n_documents + 1].tolist()
         counts = [end - begin for begin, end in pairwise(first_tokens)]
         ids, holds = self._ids(batch, completion, first_tokens, counts)
@@ -48,14 +47,26 @@ class Reader:
             self._let_go(batch.queue, batch.slot, False)
         return finished
 
-    def _read_one(self, batch: Batch, completion: Completion) -> list[Group]:
-        """The same for a group of one short document that was answered."""
-        group, n_tokens = batch.shares[0][0], completion.n_tokens
+    def _read_one(self, batch: Batch, group: Group, completion: Completion) -> list[Group]:
+        """The same for a group of one document that was answered."""
+        n_tokens, slot, lease = completion.n_tokens, completion.slot, batch.lease
         group.n_tokens = [n_tokens]
-        if not batch.count_only:
-            group.ids = [completion.slot.ids[:n_tokens].tobytes()]
         group.n_left = 0
-        self._let_go(batch.queue, batch.slot, False)
+        is_held = lease is not None
+        if not batch.count_only:
+            hold = None
+            if n_tokens << 2 >= self._hold_from:
+                if lease is not None:
+                    hold = lease.hold()
+                elif is_held := self._may_hold(batch.queue, slot):
+                    hold = Hold(Holds(1, partial(self._let_go, batch.queue, slot, True)))
+            if hold is None:
+                group.ids = [slot.ids[:n_tokens].tobytes()]
+            else:
+                self.n_views += 1
+                group.ids = [held_ids(slot.ids[:n_tokens], hold)]
+        if not is_held:
+            self._let_go(batch.queue, slot, False)
         return [group]
 
     def _ids(
@@ -63,11 +74,8 @@ class Reader:
     ) -> tuple[Sequence[Ids | None], Holds | None]:
         """Ids of each document of the batch."""
         slot = completion.slot
-        if batch.count_only:
+        if batch.count_only or batch.lease is not None:  # what lies in a leased slot alone and was answered went before
             return [None] * batch.n_documents, None
-        if (lease := batch.lease) is not None and completion.n_tokens << 2 >= self._hold_from:
-            self.n_views += 1
-            return [held_ids(slot.ids[: completion.n_tokens], lease.hold())], None
         if completion.n_tokens << 2 >= self._hold_from and (views := self._views_of(batch, completion, counts)):
             # Not the batch: its groups refer to the views, and the views would never be let go.
             holds = Holds(len(views), partial(self._let_go, batch.queue, slot, True))
@@ -91,6 +99,14 @@ class Reader:
         if not wanted or not self._may_hold(batch.queue, batch.slot):
             return set()
         return wanted
+
+
+def _whole_group(batch: Batch) -> Group | None:
+    """The group whose only document is the only one of a batch."""
+    if (piece := batch.piece) is None:
+        group, numbers = batch.shares[0]
+        return group if numbers is None else None
+    return piece.group if piece.number is None and len(piece.group.lengths) == 1 else None
 
 
 def _give_shares(

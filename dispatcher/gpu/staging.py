@@ -23,12 +23,12 @@ def fill_shared(batch: Batch) -> None:
     if batch.n_documents == 1:
         group, numbers = batch.shares[0]
         slot.text[: batch.n_bytes] = group.documents[numbers[0] if numbers else 0]
-        starts = slot.document_starts
+        starts = slot.starts
         starts[0], starts[1] = 0, batch.n_bytes
         return
     documents, lengths = _texts(batch)
     ends = array("I", accumulate(lengths, initial=0))
-    slot.document_starts.data[: len(ends)] = ends
+    slot.starts[: len(ends)] = ends
     text = slot.text
     if batch.n_bytes < JOINED_BYTES * len(documents):
         text[: batch.n_bytes] = b"".join(documents)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import pytest
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.gpu.link import EngineLost
 from dispatcher.gpu.local_engine import LocalEngine
-from dispatcher.gpu.local_link import LocalLink
+from dispatcher.gpu.local_link import AFTER_NAP, LocalLink
 from dispatcher.gpu.options import GpuRouteOptions
 from dispatcher.gpu.table_builder import read_tables
 from dispatcher.gpus import Gpus
@@ -219,6 +220,46 @@ def test_every_thread_is_attached(tmp_path: Path) -> None:
         thread.start()
         thread.join()
     assert attached == threads
+    link.close()
+
+
+def test_a_long_replay_is_not_polled(tmp_path: Path) -> None:
+    """Once it is known how long one takes, the thread sleeps, and looks a few times when it is due."""
+    link = LocalLink(host(tmp_path, replay_s=0.003).gpu(OPTIONS), OPTIONS)
+    link.load(model().key, read_tables(os.dup(tables_fd("byte_bpe"))))
+    slot = link.slots(model().key)[0]
+    place = link._places[slot.number]
+    poll, looks = place.poll, list[int]()
+
+    def counted(n_times: int) -> bool:
+        looks.append(n_times)
+        return poll(n_times)
+
+    place.poll = counted
+    for number in range(4):
+        looks.clear()
+        link.launch(slot, *put(slot, [b"one"]), FLAG_IDS)
+        assert place.is_long == (number > 0)
+        assert len(link.wait(LIMIT_S)) == 1
+        assert number == 0 or sum(looks) <= 20
+    link.close()
+
+
+def test_what_a_long_replay_teaches(tmp_path: Path) -> None:
+    """Naps for one are long enough four times in five: a little shorter after each that was, longer after others."""
+    link = LocalLink(host(tmp_path).gpu(OPTIONS), OPTIONS)
+    link.load(model().key, read_tables(os.dup(tables_fd("byte_bpe"))))
+    place = link._places[link.slots(model().key)[0].number]
+    place.n_bytes, of = 1000, place.prediction.of
+    source, n_late = random.Random(1), 0
+    place.prediction.seen(1000, 300_000, False)
+    for number in range(4_000):
+        predicted_ns, took_ns = int(of(1000)), int(source.gauss(300_000, 15_000))
+        place.launched_ns, place.due_ns, place.is_long = 0, predicted_ns, True
+        place.was_late = took_ns > predicted_ns
+        n_late += place.was_late and number >= 1_000
+        place.learn(max(took_ns, predicted_ns) + 10_000, AFTER_NAP)
+    assert 0.1 <= n_late / 3_000 <= 0.35
     link.close()
 
 
