@@ -86,6 +86,8 @@ class Gpus:
         self._threads: dict[int, _GpuThread] = {}
         self._by_gpu: dict[int, GpuRoute] = {}
         self._routes: tuple[GpuRoute, ...] = ()
+        self.any = False
+        """Whether some engine was ever up."""
         self._supervisor: Supervisor | LocalEngine
         if options.gpu_engine == LOCAL:
             self._supervisor = LocalEngine(
@@ -161,11 +163,6 @@ class Gpus:
         self._supervisor.add(spec.digest, data)
         if self._calibrator is not None:
             self._calibrator.add(tokenizer)
-
-    @property
-    def any(self) -> bool:
-        """Whether some engine was ever up."""
-        return bool(self._routes)
 
     def loads(self, key: str) -> list[GpuLoad]:
         """The queue of each GPU for a model, ready or not. The order never changes."""
@@ -245,6 +242,7 @@ class Gpus:
                 self._threads[gpu].start()
             self._by_gpu[gpu] = route
             self._routes = (*self._routes, route)
+            self.any = True
         if self.driver is not None:
             self.driver.serve(route, link)
         else:

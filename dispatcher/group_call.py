@@ -20,6 +20,7 @@ from dispatcher.failures import where
 from dispatcher.finisher import Finisher
 from dispatcher.gpu.group import CANCELLED, EXPIRED, Group, Ids
 from dispatcher.gpu.reserved_text import ReservedText, lease_of
+from dispatcher.gpu_gate import Submits
 from dispatcher.job import Job, Partial, deadline_exceeded
 from dispatcher.policy import CPU, GPU, NO_GPU
 from dispatcher.request import EncodedDocument, EncodeOptions, EncodeRequest, Request, Result, Route
@@ -109,16 +110,7 @@ class GroupCall:
             key = self._tokenizer.spec.digest
             choice = router.choose(key, kind, n_bytes, n_documents, route, deadline_ns)
             if choice.route == GPU:
-                texts = [text if isinstance(text, bytes) else _utf8(text) for text in documents]
-                count_only = self._options.count_only
-                self._group = group = Group(
-                    key, texts, self._done, self._fell_back, count_only=count_only, kind=kind, deadline_ns=deadline_ns
-                )
-                gpu = router.gpus.route(choice.gpu)
-                if n_documents == 1 and isinstance(first, ReservedText) and (lease := lease_of(first)) is not None:
-                    group.lease = lease
-                    gpu = lease.route if lease.route.ready else gpu
-                gpu.submit(group)
+                self._submit(router.gpus.route(choice.gpu), key, kind, deadline_ns)
                 return
             if route == GPU and choice.reason == NO_GPU:
                 raise NoGpuRoute(f"No GPU serves this model now: {router.gpus.why_not(key)}.")
@@ -127,6 +119,23 @@ class GroupCall:
         elif route == GPU and documents:
             raise NoGpuRoute(f"No GPU serves this model now: {router.gpus.why_not(self._tokenizer.spec.digest)}.")
         self._queue_job(None, deadline_ns)
+
+    def _submit(self, gpu: Submits, key: str, kind: str, deadline_ns: int) -> None:
+        """Queue the documents on a GPU route, or on that of the slot that the only one lies in."""
+        documents, lease = self._documents, None
+        if len(documents) == 1:
+            first = documents[0]
+            lease = lease_of(first) if isinstance(first, ReservedText) else None
+            texts = [first if isinstance(first, bytes) else _utf8(first)]
+        else:
+            texts = [text if isinstance(text, bytes) else _utf8(text) for text in documents]
+        count_only = self._options.count_only
+        self._group = group = Group(key, texts, self._done, self._fell_back, count_only, kind, deadline_ns)
+        if lease is not None:
+            group.lease = lease
+            if lease.route is not gpu and lease.route.ready:
+                gpu = lease.route
+        gpu.submit(group)
 
     def _done(self, group: Group) -> None:
         try:

@@ -102,7 +102,7 @@ class GpuRoute:
         is_long = group.n_bytes > queue.load.alone_over_bytes
         if (lease := group.lease) is not None and not (is_long and lease.use(queue)):
             group.lease = None
-        if is_long:
+        if group.n_bytes > queue.top.capacity:
             self._cut(queue, group)
         if group.n_left:
             incarnation.submit(queue, group)
