@@ -89,6 +89,14 @@ class EncodeRequest:
         documents = self.documents
         return documents.utf8[0] if isinstance(documents, LateTexts) else documents[0]
 
+    def is_listed(self, results: Sequence[object]) -> bool:
+        """Whether a GPU wrote the ids of all results as the answer has them, which leaves little to write."""
+        return (
+            self.lists_ids
+            and not self.is_slow_to_write
+            and all([isinstance(result, EncodedDocument) and bool(result.decimals) for result in results])
+        )
+
     def texts(self) -> Sequence[bytes | memoryview]:
         """The documents as UTF-8. Raises `UnicodeEncodeError` for a lone surrogate."""
         documents = self.documents

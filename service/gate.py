@@ -12,6 +12,7 @@ from dispatcher.dispatcher import Dispatcher
 from dispatcher.errors import EngineFault, TooBusy
 from dispatcher.job import Job
 from dispatcher.options import DispatcherOptions
+from dispatcher.request import EncodeRequest, Request, Result
 from gpu_core.errors import OverloadError, SidetokError
 from service.endpoint import Answer, Endpoint, Head
 from service.errors import BodyTooLarge, status_of
@@ -25,9 +26,13 @@ from service.turn import Turn
 log = logging.getLogger("sidetok.access")
 
 TURN_BYTES = 65_536
-"""Larger bodies are read and answered in turn. Above `dispatcher.router.WRITE_BYTES`, so only workers wait for it."""
+"""Larger bodies are read and answered in turn. Above `dispatcher.router.WRITE_BYTES`, so only workers wait for it.
+
+Answers whose ids a GPU listed are not, whoever writes them.
+"""
 
 OnDone = Callable[[Answer | None, SidetokError | None], None]
+Write = Callable[[Head, Request, Result], Answer]
 
 
 class Upload(Protocol):
@@ -115,7 +120,7 @@ class Gate:
                 raise
         read, write = endpoint.read, endpoint.write
         if len(body) > TURN_BYTES:
-            read, write = self._turn.bound(read), self._turn.bound(write)
+            read, write = self._turn.bound(read), _unless_listed(write, self._turn.bound(write))
         job: Job[Answer] = Job(
             lambda: read(head, body),
             lambda request, result: write(head, request, result),
@@ -168,3 +173,13 @@ def _with_retry_after(answer: Answer, error: BaseException) -> Answer:
     if isinstance(error, OverloadError) and not any(name == b"retry-after" for name, _ in answer.headers):
         answer.headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
     return answer
+
+
+def _unless_listed(write: Write, in_turn: Write) -> Write:
+    """`in_turn` for answers that take long to write."""
+
+    def written(head: Head, request: Request, result: Result) -> Answer:
+        is_listed = isinstance(request, EncodeRequest) and request.is_listed(result)
+        return (write if is_listed else in_turn)(head, request, result)
+
+    return written

@@ -17,7 +17,7 @@ from dispatcher.gpu.fake_link import FakeEngine
 from dispatcher.gpu.group import Group
 from dispatcher.gpu.route import GpuRoute
 from dispatcher.meter import WorkKey
-from dispatcher.request import EncodeOptions, Request, Result
+from dispatcher.request import EncodeOptions, EncodeRequest, Request, Result
 from dispatcher.router import WRITE_BYTES
 from tests.fakes import LIMIT_S, DecodeJob, FakeJob, FakeTokenizer, submit
 from tests.gpu_rig import GPU_OFFSET, KEY, GpuRig, code_points
@@ -205,28 +205,33 @@ def test_a_deadline_is_kept() -> None:
 
 
 def test_large_answers_are_written_by_workers(rig: GpuRig) -> None:
-    """The thread of the route writes short answers only; the ids are the same."""
+    """The thread of the route writes short answers, and those whose ids the GPU listed; the ids are the same."""
     threads: list[str] = []
 
-    def watched(job: FakeJob) -> FakeJob:
-        write = job.write
+    def watched(job: FakeJob, lists_ids: bool) -> FakeJob:
+        read, write = job.read, job.write
+
+        def read_so() -> Request:
+            request = read()
+            assert isinstance(request, EncodeRequest)
+            request.lists_ids = lists_ids
+            return request
 
         def watch(request: Request, result: Result) -> Any:
             threads.append(threading.current_thread().name)
             return write(request, result)
 
-        job.write = watch
+        job.read, job.write = read_so, watch
         return job
 
-    for n in (10, WRITE_BYTES + 10):
-        text = "x" * n
-        job = watched(FakeJob(rig.tokenizer, text, slot=rig.dispatcher.admission.admit(n)))
+    for n, lists_ids in ((10, False), (WRITE_BYTES + 10, False), (WRITE_BYTES + 10, True)):
+        text = "\x05" * n
+        job = watched(FakeJob(rig.tokenizer, text, slot=rig.dispatcher.admission.admit(n)), lists_ids)
         rig.dispatcher.submit(job)
         rig.finish(job)
         assert job.ending.answer == ids(text)
         assert job.route == "gpu"
-    assert not threads[0].startswith("sidetok-worker")
-    assert threads[1].startswith("sidetok-worker")
+    assert [thread.startswith("sidetok-worker") for thread in threads] == [False, True, False]
     assert rig.tokenizer.seen == []
 
 

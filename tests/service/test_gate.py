@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from dispatcher.errors import DeadlineExceeded, InvalidText, TooBusy
 from dispatcher.options import DispatcherOptions
+from dispatcher.request import DecodeRequest, EncodedDocument, EncodeOptions, EncodeRequest, Request, Result
 from dispatcher.router import WRITE_BYTES
 from service.endpoint import Answer, Head
 from service.errors import BodyTooLarge, InvalidBody
-from service.gate import TURN_BYTES, Gate
+from service.gate import TURN_BYTES, Gate, _unless_listed
 from service.native import Encode
 from service.options import ServiceOptions
 from tests.fakes import FakeTokenizer
@@ -162,5 +165,17 @@ def test_records_are_counts() -> None:
 
 
 def test_only_workers_wait_for_a_turn() -> None:
-    """What the thread of a GPU writes itself is never so large that it would have to wait."""
+    """What the thread of a GPU writes itself is never so large that it would wait, or the GPU listed its ids."""
     assert TURN_BYTES >= WRITE_BYTES
+    listed = EncodedDocument(b"", 1, decimals=(b"1",))
+    request = EncodeRequest("fake", FakeTokenizer(), ["a"], EncodeOptions(), lists_ids=True)
+
+    def name(way: str) -> Callable[[Head, Request, Result], Answer]:
+        return lambda head, request, result: Answer(way.encode())
+
+    written = _unless_listed(name("at once"), name("in turn"))
+    assert written(head_of(), request, [listed]).body == b"at once"
+    assert written(head_of(), request, [listed, EncodedDocument(b"", 0)]).body == b"in turn"
+    assert written(head_of(), replace(request, is_slow_to_write=True), [listed]).body == b"in turn"
+    assert written(head_of(), replace(request, lists_ids=False), [listed]).body == b"in turn"
+    assert written(head_of(), DecodeRequest("fake", FakeTokenizer(), []), ["text"]).body == b"in turn"
