@@ -56,9 +56,8 @@ class HeldIds(np.ndarray[tuple[Any, ...], np.dtype[np.uint8]]):
             self.hold.release()
 
 
-def held_ids(ids: NDArray[np.uint32], hold: Hold) -> HeldIds:
-    """A read-only view of some ids of a slot."""
-    view = ids.view(np.uint8).view(HeldIds)
+def held_ids(id_bytes: NDArray[np.uint8], hold: Hold) -> HeldIds:
+    """A view of some ids of a slot, read-only as these are."""
+    view = id_bytes.view(HeldIds)
     view.hold = hold
-    view.flags.writeable = False
     return view

@@ -47,7 +47,7 @@ class Incarnation:
         self._account = Account(clocks, tally, on_replay)
         self._lock = threading.Lock()
         self._events: deque[tuple[Callable[[ModelQueue, Any], None], ModelQueue, Any]] = deque()
-        self._returned: deque[tuple[ModelQueue, Slot]] = deque()
+        self._returned: deque[tuple[Callable[[ModelQueue, Slot], None], ModelQueue, Slot]] = deque()
         """Slots that are free again while nothing waits for one: no reason to do anything."""
         self._in_flight: dict[int, Batch] = {}
         self._to_fill: deque[Batch] = deque()
@@ -83,8 +83,7 @@ class Incarnation:
         """A slot for a text from outside, and what gives it back, from any thread; None when none can be spared."""
         self._pump()
         with self._lock:
-            while self._returned:
-                self.former.give_back(*self._returned.popleft())
+            self._take_back()
             slot = None if self.over else queue.lease(n_bytes)
         self._pump()
         return None if slot is None else (slot, partial(self._let_go, queue, slot, True))
@@ -119,6 +118,8 @@ class Incarnation:
         ended: list[tuple[Batch, Completion]] = []
         former = self.former
         with self._lock:
+            if self._returned:
+                self._take_back()
             for completion in completions:
                 batch = self._in_flight.pop(completion.slot.number, None)
                 if batch is not None:
@@ -171,9 +172,9 @@ class Incarnation:
         try:
             if self.over:
                 return False
-            former, returned = self.former, self._returned
-            while returned:
-                former.give_back(*returned.popleft())
+            former = self.former
+            if self._returned:
+                self._take_back()
             batch = former.at_once(queue, group)
             if batch is not None:
                 self._launch(batch)
@@ -201,9 +202,8 @@ class Incarnation:
         self._end(ENGINE_LOST)
 
     def _apply_and_launch(self) -> None:
-        events, former, returned = self._events, self.former, self._returned
-        while returned:
-            former.give_back(*returned.popleft())
+        events, former = self._events, self.former
+        self._take_back()
         while events:
             apply, queue, item = events.popleft()
             if self.over:
@@ -329,22 +329,30 @@ class Incarnation:
             self._pump()
         return n_filled
 
+    def _take_back(self) -> None:
+        """Under the lock: slots that were returned are free."""
+        returned = self._returned
+        while returned:
+            apply, queue, slot = returned.popleft()
+            apply(queue, slot)
+
     def _may_hold(self, queue: ModelQueue, slot: Slot) -> bool:
         with self._lock:
+            self._take_back()
             return queue.hold(slot)
 
     def _let_go(self, queue: ModelQueue, slot: Slot, was_held: bool) -> None:
         """A slot is free again. Does not block: the garbage collector may call it anywhere."""
         if self.over:
             return
-        if was_held:
-            self._events.append((self.former.unhold, queue, slot))
-            if self.former.starved:
+        former = self.former
+        apply = former.unhold if was_held else former.give_back
+        if former.starved or queue.shared or queue.filled or queue.alone:
+            self._events.append((apply, queue, slot))
+            if was_held and former.starved:
                 self.link.interrupt()
-        elif self.former.starved or queue.shared or queue.filled or queue.alone:
-            self._events.append((self.former.give_back, queue, slot))
         else:
-            self._returned.append((queue, slot))
+            self._returned.append((apply, queue, slot))
 
     def _look(self, now_ns: int) -> None:
         """End the engine when a replay takes too long."""

@@ -47,10 +47,13 @@ class Slot:
     """(max_documents + 1,): where the decimals of each document begin, and the end of the last, room or not."""
     starts: memoryview = field(init=False)
     """`document_starts`, for one number or two: that takes NumPy five times as long."""
+    id_bytes: NDArray[np.uint8] = field(init=False)
+    """`ids` as bytes, read-only."""
 
     def __post_init__(self) -> None:
         """See the fields."""
-        self.starts = self.document_starts.data
+        self.starts, self.id_bytes = self.document_starts.data, self.ids.view(np.uint8)
+        self.id_bytes.flags.writeable = False
 
 
 ALL_ANSWERED: Mapping[int, str] = MappingProxyType({})

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dispatcher.gpu.held_ids import Hold, Holds
 from dispatcher.gpu.link import Slot
@@ -57,14 +56,14 @@ class ReservedText(np.ndarray[tuple[Any, ...], np.dtype[np.uint8]]):
     """Writable bytes, in a slot or, without a lease, in ordinary memory. Slices of it have the same lease."""
 
     lease: Lease | None = None
-    is_whole = False
-    """It is no slice."""
+    memory: memoryview | None = None
+    """All of it, unless it is a slice: what `data` would have to be made for."""
 
     def __new__(cls, memory: memoryview, lease: Lease | None = None) -> Self:
         """All of `memory`."""
         # Over the memory itself: NumPy would let a plain view refer to an array below this one, and not to the lease.
         text = super().__new__(cls, (len(memory),), np.uint8, memory)
-        text.lease, text.is_whole = lease, True
+        text.lease, text.memory = lease, memory
         return text
 
     def __array_finalize__(self, other: object) -> None:
@@ -72,10 +71,15 @@ class ReservedText(np.ndarray[tuple[Any, ...], np.dtype[np.uint8]]):
         self.lease = getattr(other, "lease", None)
 
 
-def lease_of(text: NDArray[Any]) -> Lease | None:
+def bytes_of(text: ReservedText) -> memoryview:
+    """The text, as long as something refers to the array."""
+    return text.data if text.memory is None else text.memory
+
+
+def lease_of(text: ReservedText) -> Lease | None:
     """The lease, if a replay can read the text as it is: it begins where its slot does."""
-    lease: Lease | None = getattr(text, "lease", None)
-    if lease is None or getattr(text, "is_whole", False):
+    lease = text.lease
+    if lease is None or text.memory is not None:
         return lease
     if text.dtype != np.uint8 or not text.flags.c_contiguous:
         return None

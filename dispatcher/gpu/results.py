@@ -64,7 +64,7 @@ class Reader:
                 group.ids = [slot.ids[:n_tokens].tobytes()]
             else:
                 self.n_views += 1
-                group.ids = [held_ids(slot.ids[:n_tokens], hold)]
+                group.ids = [held_ids(slot.id_bytes[: n_tokens << 2], hold)]
         if not is_held:
             self._let_go(batch.queue, slot, False)
         return [group]
@@ -81,7 +81,9 @@ class Reader:
             holds = Holds(len(views), partial(self._let_go, batch.queue, slot, True))
             self.n_views += len(views)
             return [
-                held_ids(slot.ids[begin:end], Hold(holds)) if document in views else slot.ids[begin:end].tobytes()
+                held_ids(slot.id_bytes[begin << 2 : end << 2], Hold(holds))
+                if document in views
+                else slot.ids[begin:end].tobytes()
                 for document, (begin, end) in enumerate(pairwise(first_tokens))
             ], holds
         all_ids = slot.ids

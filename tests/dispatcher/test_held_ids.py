@@ -19,11 +19,13 @@ class Slots:
     def __init__(self, n_holds: int) -> None:
         self.n_back = 0
         self.ids = np.arange(100, dtype=np.uint32)
+        self.id_bytes = self.ids.view(np.uint8)
+        self.id_bytes.flags.writeable = False
         self.holds = Holds(n_holds, self._back)
 
     def view(self, begin: int, end: int) -> HeldIds:
         """Some ids."""
-        return held_ids(self.ids[begin:end], Hold(self.holds))
+        return held_ids(self.id_bytes[begin << 2 : end << 2], Hold(self.holds))
 
     def _back(self) -> None:
         self.n_back += 1
