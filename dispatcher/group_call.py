@@ -19,7 +19,7 @@ from dispatcher.errors import Cancelled, EngineFault, InvalidOption, InvalidText
 from dispatcher.failures import where
 from dispatcher.finisher import Finisher
 from dispatcher.gpu.group import CANCELLED, EXPIRED, Group, Ids
-from dispatcher.gpu.reserved_text import ReservedText, lease_of
+from dispatcher.gpu.reserved_text import ReservedText, bytes_of, lease_of
 from dispatcher.gpu_gate import Submits
 from dispatcher.job import Job, Partial, deadline_exceeded
 from dispatcher.policy import CPU, GPU, NO_GPU
@@ -106,7 +106,7 @@ class GroupCall:
         if router.gpus.any and route != CPU and self._finisher is not None and documents:
             first, n_documents = documents[0], len(documents)
             n_bytes = len(first) if n_documents == 1 else sum(map(len, documents))
-            kind = content_kind(first.data if isinstance(first, ReservedText) else first)
+            kind = content_kind(bytes_of(first) if isinstance(first, ReservedText) else first)
             key = self._tokenizer.spec.digest
             choice = router.choose(key, kind, n_bytes, n_documents, route, deadline_ns)
             if choice.route == GPU:
@@ -229,11 +229,11 @@ class GroupCall:
 def _utf8(text: Text) -> bytes | memoryview:
     if isinstance(text, str):
         return text.encode()
-    return text.data if isinstance(text, ReservedText) else text
+    return bytes_of(text) if isinstance(text, ReservedText) else text
 
 
 def _decoded(text: bytes | memoryview | ReservedText, number: int) -> str:
     try:
-        return str(text.data if isinstance(text, ReservedText) else text, "utf-8")
+        return str(bytes_of(text) if isinstance(text, ReservedText) else text, "utf-8")
     except UnicodeDecodeError as error:
         raise InvalidText(f"document {number} is not UTF-8: byte {error.start} cannot stand there") from None

@@ -40,7 +40,7 @@ from gpu_core.normal_form import Rewriter
 Read = tuple[Job[Any], Request]
 _NOTHING = nullcontext()
 WRITE_BYTES = 32_768
-"""Answers to longer texts are written by a worker, unless a GPU listed the ids: its thread has replays to launch."""
+"""Answers to longer texts are written by a worker: the route's thread has replays to launch."""
 
 
 class GpuSet(Protocol):
@@ -226,7 +226,13 @@ class Router:
 
     def count_group(self, model: str, n_documents: int, n_bytes: int, n_tokens: int) -> None:
         """Count documents that a GPU answered, on the calling thread."""
-        self.tally().row(model, GPU).count(n_documents, n_bytes, n_tokens)
+        tally: WorkerTally | None = getattr(self._own, "tally", None)
+        work = None if tally is None else tally.work.get((model, GPU))  # type: ignore[call-overload]
+        if work is None:
+            work = self.tally().row(model, GPU)
+        work.n_documents += n_documents
+        work.n_bytes += n_bytes
+        work.n_tokens += n_tokens
 
     def finish(self, bundle: Bundle | SecondTry, group: Group) -> None:
         """A group has results: write answers, and send back to the queue what is not complete."""
@@ -358,8 +364,7 @@ class Router:
         job.group = None
         results = bundle.results(group, *documents)
         job.check()
-        is_quick = job.slot.n_bytes <= WRITE_BYTES or request.is_listed(results)
-        if None in results or request.is_slow_to_write or not is_quick:
+        if None in results or job.slot.n_bytes > WRITE_BYTES or request.is_slow_to_write:
             if not any(results):
                 job.route = CPU
             again = bundle.doubtful(group, *documents) if group.needs_cpu else ()
