@@ -21,6 +21,7 @@ from gpu_core.decode_layout import (
 )
 from gpu_core.decode_tables import DecodeTables
 from gpu_core.layout import n_id_tiles
+from gpu_core.waiting import is_reached
 
 SEARCHED_ON_HOST = 32
 """Up to so many sequences the blocks search the starts in pinned memory: one look of a warp."""
@@ -88,12 +89,7 @@ class DecodeContext:
 
     def poll(self, n_times: int) -> bool:
         """Look up to `n_times`; whether the launch is complete."""
-        word, epoch = self._word, self._epoch
-        while word[0] != epoch:
-            n_times -= 1
-            if n_times <= 0:
-                return False
-        return True
+        return is_reached(self._word, self._epoch, n_times)
 
     def alive(self) -> None:
         """Raise `DeviceFault` when the device has failed."""

@@ -62,6 +62,7 @@ from gpu_core.layout import (
 from gpu_core.options import GpuOptions
 from gpu_core.tables import Tables
 from gpu_core.transfer import FAR_RESIDENT, TRANSFERS, Transfer, choose
+from gpu_core.waiting import is_reached
 
 FIRST_BYTES = 256 << 10
 """Blocks of contexts up to this size are scheduled before those of larger ones that wait for a multiprocessor."""
@@ -323,12 +324,7 @@ class CudaContext:
 
     def poll(self, n_times: int) -> bool:
         """See `ExecutionContext.poll`."""
-        word, epoch = self._word, self._epoch
-        while word[0] != epoch:
-            n_times -= 1
-            if n_times <= 0:
-                return False
-        return True
+        return is_reached(self._word, self._epoch, n_times)
 
     def alive(self) -> None:
         """See `ExecutionContext.alive`."""

@@ -152,6 +152,15 @@ class SpinWait:
         return Waited(end - launched_ns, 0, end - first)
 
 
+def is_reached(word: memoryview, epoch: int, n_times: int) -> bool:
+    """Look up to `n_times` whether a completion word has come to an epoch."""
+    while word[0] != epoch:
+        n_times -= 1
+        if n_times <= 0:
+            return False
+    return True
+
+
 def poll_until(poll: Poll, alive: Callable[[], None], clock: Callable[[], int], predicted_ns: float) -> int:
     """Poll until done; the time then. Raises `DeviceFault` when the device fails or says nothing for too long."""
     if poll(_POLLS_PER_LOOK):

@@ -10,6 +10,7 @@ import hashlib
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ from numpy.typing import NDArray
 from gpu_core import layout
 from gpu_core.tables import Tables
 
+PATTERN = 0xA5A5A5A5
+"""Four bytes of what no kernel wrote to yet."""
+PATTERN_BYTE = 0xA5
+_SUFFIXES = {".cu", ".cuh", ".hpp", ".cpp"}
 _SOURCES = (layout.kernel_directory(), Path(__file__).parent)
 _WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas")
 _FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", *_WARNINGS, "-U_FORTIFY_SOURCE")
@@ -51,7 +56,24 @@ def build(defines: dict[str, int], cache_dir: Path, flags: tuple[str, ...] = (),
     return target
 
 
-_SUFFIXES = {".cu", ".cuh", ".hpp", ".cpp"}
+def pointer(array: NDArray[Any]) -> ctypes.c_void_p:
+    """Where an array lies; the caller keeps it alive."""
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+def aligned(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """A copy of its bytes at a multiple of 16."""
+    raw = np.zeros(array.nbytes + 16, dtype=np.uint8)
+    first = -raw.ctypes.data % 16
+    view = raw[first : first + array.nbytes]
+    view[:] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
+    return view
+
+
+def numbers_of(write: Callable[[ctypes.c_void_p], int]) -> list[int]:
+    """What a library says of its source: constants, sizes and offsets."""
+    output = np.zeros(256, dtype=np.uint32)
+    return [int(number) for number in output[: write(pointer(output))]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +108,16 @@ class HostPipeline:
         self.tables = tables
         self.capacity, self.max_documents = capacity, max_documents
         buffers = layout.workspace(capacity, max_documents, token_starts=True)
-        self.buffers = {buffer.name: _aligned(buffer) for buffer in buffers}
+        self.buffers = {buffer.name: _memory_of(buffer) for buffer in buffers}
         self.epoch = 0
-        self._arrays = {name: _copy_aligned(array) for name, array in tables.arrays.items()}
+        self._arrays = {name: aligned(array) for name, array in tables.arrays.items()}
         self._table_struct = tables.struct({name: array.ctypes.data for name, array in self._arrays.items()})
         self._batch_struct = np.zeros((), dtype=layout.BATCH)
         for name, array in self.buffers.items():
             self._batch_struct[name] = array.ctypes.data
-        self._far = {buffer.name: _aligned(buffer) for buffer in buffers if buffer.name in {"text", "document_starts"}}
+        self._far = {
+            buffer.name: _memory_of(buffer) for buffer in buffers if buffer.name in {"text", "document_starts"}
+        }
         self._n_fetched_replays = 0
 
     def encode(
@@ -108,9 +132,7 @@ class HostPipeline:
             self._send_away()
         self._batch_struct["n_fetchers"] = n_fetchers
         n_blocks = n_fetchers + layout.n_tiles(self.capacity, self.tables.tile)
-        self.library.sidetok_encode(
-            self._pointer(self._table_struct), self._pointer(self._batch_struct), n_blocks, backwards
-        )
+        self.library.sidetok_encode(pointer(self._table_struct), pointer(self._batch_struct), n_blocks, backwards)
         tokens = self.buffers["document_tokens"].view(np.uint32)[: len(starts)].copy()
         words = self.buffers["document_flags"].view(np.uint32)[: len(documents)]
         current = (self.epoch << layout.EPOCH_SHIFT) & 0xFFFFFFFF
@@ -130,9 +152,7 @@ class HostPipeline:
         n_bytes = sum(map(len, documents))
         n_tiles, n_planes = layout.n_tiles(n_bytes, self.tables.tile), self._n_code_planes()
         output = np.zeros((n_tiles, 1 + n_planes, layout.WINDOW // 32), dtype=np.uint32)
-        self.library.sidetok_starts(
-            self._pointer(self._table_struct), self._pointer(self._batch_struct), n_tiles, self._pointer(output)
-        )
+        self.library.sidetok_starts(pointer(self._table_struct), pointer(self._batch_struct), n_tiles, pointer(output))
         bits = np.unpackbits(output.view(np.uint8), axis=-1, bitorder="little")
         own = (
             bits[:, :, layout.HALO_LEFT : layout.HALO_LEFT + self.tables.tile]
@@ -144,9 +164,7 @@ class HostPipeline:
 
     def layout_numbers(self) -> list[int]:
         """Constants, sizes and offsets of the compiled source."""
-        output = np.zeros(256, dtype=np.uint32)
-        n = self.library.sidetok_layout(self._pointer(output))
-        return [int(number) for number in output[:n]]
+        return numbers_of(self.library.sidetok_layout)
 
     def fill(self, documents: list[bytes], flags: int) -> NDArray[np.uint32]:
         """Write the header, the text and the document starts of the next replay; behind the text lies 0xFF."""
@@ -166,7 +184,7 @@ class HostPipeline:
         """Move the text and the document starts to where a replay has to fetch them from."""
         for name, far in self._far.items():
             far[:] = self.buffers[name]
-            self.buffers[name][:] = 0xA5
+            self.buffers[name][:] = PATTERN_BYTE
             self._batch_struct[f"far_{name}"] = far.ctypes.data
         half = layout.MAX_FETCHERS * layout.FETCHED.itemsize
         places = [self.buffers["fetched"].ctypes.data + half * k for k in (0, 1)]
@@ -177,21 +195,7 @@ class HostPipeline:
     def _n_code_planes(self) -> int:
         return self.layout_numbers()[10]
 
-    @staticmethod
-    def _pointer(array: NDArray[Any]) -> ctypes.c_void_p:
-        return ctypes.c_void_p(array.ctypes.data)
 
-
-def _aligned(buffer: layout.Buffer) -> NDArray[np.uint8]:
-    """Bytes at a multiple of 16; what need not be zero is filled with a pattern that no result has."""
-    raw = np.full(buffer.n_bytes + 16, 0 if buffer.zeroed else 0xA5, dtype=np.uint8)
-    first = -raw.ctypes.data % 16
-    return raw[first : first + buffer.n_bytes]
-
-
-def _copy_aligned(array: NDArray[Any]) -> NDArray[np.uint8]:
-    raw = np.zeros(array.nbytes + 16, dtype=np.uint8)
-    first = -raw.ctypes.data % 16
-    view = raw[first : first + array.nbytes]
-    view[:] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
-    return view
+def _memory_of(buffer: layout.Buffer) -> NDArray[np.uint8]:
+    """What need not be zero is filled with a pattern that no result has."""
+    return aligned(np.full(buffer.n_bytes, 0 if buffer.zeroed else PATTERN_BYTE, dtype=np.uint8))

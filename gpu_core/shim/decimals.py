@@ -12,10 +12,7 @@ from numpy.typing import NDArray
 
 from gpu_core.decimal_layout import DECIMAL_BATCH, DECIMAL_JOB, decimal_memory
 from gpu_core.layout import COMPLETION, n_id_tiles
-from gpu_core.shim import build
-
-PATTERN = 0xA5A5A5A5
-PATTERN_BYTE = 0xA5
+from gpu_core.shim import PATTERN, PATTERN_BYTE, build, numbers_of, pointer
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +56,7 @@ class HostDecimals:
         batch, job = np.zeros((), dtype=DECIMAL_BATCH), np.array((self.epoch, n_documents, room), dtype=DECIMAL_JOB)
         for name in DECIMAL_BATCH.names or ():
             batch[name] = arrays[name].ctypes.data
-        self.library.sidetok_decimal(_pointer(batch), _pointer(job), n_id_tiles(2 * n_ids), self.backwards)
+        self.library.sidetok_decimal(pointer(batch), pointer(job), n_id_tiles(2 * n_ids), self.backwards)
         return Decimals(
             results["written_ids"],
             results["written_tokens"],
@@ -69,10 +66,4 @@ class HostDecimals:
 
     def layout_numbers(self) -> list[int]:
         """Constants, sizes and offsets of the compiled source."""
-        output = np.zeros(256, dtype=np.uint32)
-        n = self.library.sidetok_decimal_layout(_pointer(output))
-        return [int(number) for number in output[:n]]
-
-
-def _pointer(array: NDArray[Any]) -> ctypes.c_void_p:
-    return ctypes.c_void_p(array.ctypes.data)
+        return numbers_of(self.library.sidetok_decimal_layout)

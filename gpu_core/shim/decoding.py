@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gpu_core.decode_context import DecodeMemory
 from gpu_core.decode_layout import DecodeArena
 from gpu_core.decode_tables import DecodeTables
-from gpu_core.shim import build
+from gpu_core.shim import aligned, build, numbers_of, pointer
 
 
 class HostDecodeDevice:
@@ -29,9 +29,7 @@ class HostDecodeDevice:
 
     def layout_numbers(self) -> list[int]:
         """Constants, sizes and offsets of the compiled source."""
-        output = np.zeros(256, dtype=np.uint32)
-        n = self.library.sidetok_decode_layout(_pointer(output))
-        return [int(number) for number in output[:n]]
+        return numbers_of(self.library.sidetok_decode_layout)
 
 
 class HostDecodeMemory:
@@ -39,16 +37,16 @@ class HostDecodeMemory:
 
     def __init__(self, device: HostDecodeDevice, tables: DecodeTables, arena: DecodeArena) -> None:
         self._device = device
-        self.pinned = _aligned(np.zeros(arena.pinned.n_bytes, np.uint8))
-        self._memory = _aligned(np.zeros(arena.device.n_bytes, np.uint8))
+        self.pinned = aligned(np.zeros(arena.pinned.n_bytes, np.uint8))
+        self._memory = aligned(np.zeros(arena.device.n_bytes, np.uint8))
         self.pinned_address, self.device_address = self.pinned.ctypes.data, self._memory.ctypes.data
-        self._arrays = {"pieces": _aligned(tables.pieces), "pool": _aligned(tables.pool)}
+        self._arrays = {"pieces": aligned(tables.pieces), "pool": aligned(tables.pool)}
         self._tables = tables.struct({name: array.ctypes.data for name, array in self._arrays.items()})
 
     def launch(self, n_blocks: int, batch: NDArray[Any], job: NDArray[Any]) -> None:
         """See `DecodeMemory.launch`."""
         self._device.n_launches += 1
-        structs = [_pointer(struct) for struct in (self._tables, batch, job)]
+        structs = [pointer(struct) for struct in (self._tables, batch, job)]
         self._device.library.sidetok_decode(*structs, n_blocks, self._device.backwards)
 
     def copy_in(self, pinned_offset: int, device_offset: int, n_bytes: int) -> None:
@@ -60,16 +58,3 @@ class HostDecodeMemory:
 
     def synchronize(self) -> None:
         """Nothing to wait for."""
-
-
-def _aligned(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """A copy of its bytes at a multiple of 16."""
-    raw = np.zeros(array.nbytes + 16, dtype=np.uint8)
-    first = -raw.ctypes.data % 16
-    view = raw[first : first + array.nbytes]
-    view[:] = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
-    return view
-
-
-def _pointer(array: NDArray[Any]) -> ctypes.c_void_p:
-    return ctypes.c_void_p(array.ctypes.data)

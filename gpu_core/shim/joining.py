@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 
 from gpu_core.join_layout import JOIN_BATCH, JOIN_JOB, join_memory, n_blocks
 from gpu_core.layout import COMPLETION, EPOCH_SHIFT, FLAG_IDS, FLAG_TOKEN_STARTS
-from gpu_core.shim import build
+from gpu_core.shim import PATTERN, build, numbers_of, pointer
 from gpu_core.twin_join import EncodedPieces, Joined
-
-PATTERN = 0xA5A5A5A5
 
 
 class HostJoin:
@@ -53,17 +51,11 @@ class HostJoin:
         for name, value in (("epoch", self.epoch), ("n_bytes", pieces.starts[-1]), ("n_pieces", n_pieces)):
             job[name] = value
         job["flags"] = flags
-        self.library.sidetok_join(_pointer(batch), _pointer(job), n_blocks(n_pieces), self.backwards)
+        self.library.sidetok_join(pointer(batch), pointer(job), n_blocks(n_pieces), self.backwards)
         n_kept = int(arrays["piece_tokens"][-1])
         joined = arrays["joined_ids"][:n_kept], arrays["joined_starts"][:n_kept]
         return Joined(*joined, arrays["piece_tokens"], arrays["reports"][:n_pieces].copy())
 
     def layout_numbers(self) -> list[int]:
         """Constants, sizes and offsets of the compiled source."""
-        output = np.zeros(256, dtype=np.uint32)
-        n = self.library.sidetok_join_layout(_pointer(output))
-        return [int(number) for number in output[:n]]
-
-
-def _pointer(array: NDArray[Any]) -> ctypes.c_void_p:
-    return ctypes.c_void_p(array.ctypes.data)
+        return numbers_of(self.library.sidetok_join_layout)

@@ -14,8 +14,8 @@ import pytest
 from gpu_core import decimal_layout as layout
 from gpu_core.layout import COMPLETION, workspace
 from gpu_core.layout import TILE_IDS as TILE
-from gpu_core.shim import compiler
-from gpu_core.shim.decimals import PATTERN_BYTE, HostDecimals
+from gpu_core.shim import PATTERN_BYTE, compiler
+from gpu_core.shim.decimals import HostDecimals
 from gpu_core.twin_decimal import decimal_text
 from tests.gpu_core.decimal_ids import EDGES, Words, ids_of_lengths
 

@@ -12,8 +12,8 @@ import pytest
 
 from gpu_core import join_layout as layout
 from gpu_core.layout import COMPLETION, EPOCH_SHIFT, FLAG_IDS, FLAG_TOKEN_STARTS
-from gpu_core.shim import compiler
-from gpu_core.shim.joining import PATTERN, HostJoin
+from gpu_core.shim import PATTERN, compiler
+from gpu_core.shim.joining import HostJoin
 from gpu_core.twin_join import EncodedPieces, join_pieces
 from tests.gpu_core.join_pieces import random_pieces
 
