@@ -90,10 +90,8 @@ def make_app(service: Service) -> App:
     async def ready() -> JSONResponse:
         """Whether the service wants traffic: models loaded and proven, not draining."""
         states = {model.name: model.state for model in service.registry.models()}
-        status = "draining" if service.draining else "ready" if service.ready else "loading"
-        if status == "loading" and "loading" not in states.values():
-            status = "failed"
-        return JSONResponse({"status": status, "models": states}, 200 if service.ready else 503)
+        status = service.status
+        return JSONResponse({"status": status, "models": states}, 200 if status == "ready" else 503)
 
     async def models() -> dict[str, Any]:
         """The models, which engine serves each, and why."""
@@ -101,7 +99,10 @@ def make_app(service: Service) -> App:
 
     async def metrics() -> Response:
         """Prometheus metrics."""
-        body = await service.in_background(service.metrics.render)
+        try:
+            body = await service.exposition()
+        except TimeoutError:
+            return Response(status_code=503)
         return Response(body, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def version() -> dict[str, str | int]:

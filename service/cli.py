@@ -41,6 +41,10 @@ def serve(argv: Sequence[str]) -> int:
 
     options = parse_serve(argv)
     # Imported late: a wrong flag or --help must not wait for the whole service to load.
+    if options[0].frontends > 1:
+        from service.frontends.keeper import serve as keep
+
+        return keep(*options)
     from service.server import serve as run
 
     return run(*options)

@@ -18,6 +18,11 @@ from service.options import ServiceOptions
 SO_ATTACH_FILTER = 26
 """Linux: a packet filter on a socket."""
 
+BACKLOG = 2048
+"""Connections that may wait to be accepted."""
+GRACE_S = 0.25
+"""How long a drain lets new connections in: the news that the service wants no traffic needs time to spread."""
+
 
 class StartError(Exception):
     """The service cannot start; the message says why and what to do."""

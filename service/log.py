@@ -23,12 +23,14 @@ QUOTABLE = (SidetokError, OSError, ImportError)
 _RECORD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
 
-def configure(level: str, style: str, stream: TextIO | None = None) -> None:
+def configure(level: str, style: str, stream: TextIO | None = None, **always: object) -> None:
     """Send every logger's lines, uvicorn's too, to `stream` (standard error by default). `style` is text or json.
 
-    Replaces what an earlier call set up.
+    `always`: fields of every line. Replaces what an earlier call set up.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
+    if always:
+        handler.addFilter(_Fields(always))
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -40,6 +42,18 @@ def configure(level: str, style: str, stream: TextIO | None = None) -> None:
         logger.setLevel(logging.NOTSET)
     # Warnings of the interpreter belong to the log, too.
     logging.captureWarnings(True)
+
+
+class _Fields(logging.Filter):
+    """Gives fields to every line."""
+
+    def __init__(self, fields: dict[str, object]) -> None:
+        super().__init__()
+        self._fields = fields
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        vars(record).update(self._fields)
+        return True
 
 
 class TextFormatter(logging.Formatter):

@@ -171,9 +171,11 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._registry.register(ServiceCollector(service))
         ProcessCollector(registry=self._registry)
-        self.n_scrapes = 0
+
+    def collect(self) -> list[Metric]:
+        """Every family, as it is now."""
+        return list(self._registry.collect())
 
     def render(self) -> bytes:
         """The text format, version 0.0.4."""
-        self.n_scrapes += 1
         return generate_latest(self._registry)

@@ -27,6 +27,13 @@ class ServiceOptions:
     trust_request_chat_template: bool = knob(
         False, "Render chat templates that come with requests; within the same bounds as those of models."
     )
+    frontends: int = knob(
+        1,
+        "Processes that serve together on the same addresses, each with an event loop and models of its own; limits "
+        "are divided among them.",
+        at_least=1,
+        at_most=64,
+    )
     admin_key: str = knob(
         "",
         "Secret of /v1/tokenizers, sent as `Authorization: Bearer`; empty = no such endpoint. Better set by its "

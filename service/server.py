@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 import uvloop
@@ -22,19 +22,20 @@ from dispatcher.options import DispatcherOptions
 from service import log as logs
 from service.app import make_app
 from service.banner import show_banner
-from service.listeners import Listener, StartError, open_listeners
+from service.listeners import BACKLOG, GRACE_S, Listener, StartError, open_listeners
 from service.options import ServiceOptions
 from service.protocol import Protocol
 from service.registry import Registry
 from service.settings import passed_sockets
 from service.state import Service
 
+if TYPE_CHECKING:
+    from service.frontends.frontend import Frontend
+
 log = logging.getLogger("sidetok.server")
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a worker may keep the interpreter while the event loop wants it (Python's default is ten times that)."""
-GRACE_S = 0.25
-"""How long a drain lets new connections in: the news that the service wants no traffic needs time to spread."""
 LAST_S = 0.1
 """How long the requests of the last connections get to arrive, before idle connections are closed."""
 EXIT_S = 1.0
@@ -58,7 +59,9 @@ class Server(uvicorn.Server):
             if sock.family == socket.AF_UNIX:
                 # Its own clean-up knows a file by its inode only, which may be a successor's by then.
                 kept: Any = {"cleanup_socket": False}
-                server = await loop.create_unix_server(self._protocol, sock=sock, backlog=self.config.backlog, **kept)
+                server = await loop.create_unix_server(
+                    self.make_protocol, sock=sock, backlog=self.config.backlog, **kept
+                )
                 self.servers.append(server)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -67,6 +70,14 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         until_s = loop.time() + timeout_s - min(EXIT_S, timeout_s / 2)
         self._service.drain()
+        await self.let_nobody_in(timeout_s)
+        await asyncio.sleep(min(LAST_S, timeout_s / 8))
+        left_s: Any = max(0.0, until_s - loop.time())
+        self.config.timeout_graceful_shutdown = left_s
+        await super().shutdown(sockets)
+
+    async def let_nobody_in(self, timeout_s: float) -> None:
+        """Shut the listeners in a moment, in a drain of so many seconds."""
         await asyncio.sleep(min(GRACE_S, timeout_s / 4))
         for listener in self._listeners:
             listener.shut()
@@ -74,10 +85,6 @@ class Server(uvicorn.Server):
             # What is not accepted by now is left to the next process.
             for server in self.servers:
                 server.close()
-        await asyncio.sleep(min(LAST_S, timeout_s / 8))
-        left_s: Any = max(0.0, until_s - loop.time())
-        self.config.timeout_graceful_shutdown = left_s
-        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -91,33 +98,42 @@ class Server(uvicorn.Server):
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 
+    def make_protocol(self) -> asyncio.Protocol:
+        """The protocol of a new connection."""
+        protocol: Any = self.config.http_protocol_class
+        return protocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)  # type: ignore[no-any-return]
+
     def _stop(self) -> None:
         if self.should_exit:
             self.force_exit = True
         self.should_exit = True
         self._service.drain()
 
-    def _protocol(self) -> asyncio.Protocol:
-        protocol: Any = self.config.http_protocol_class
-        return protocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)  # type: ignore[no-any-return]
-
 
 def serve(
-    options: ServiceOptions, work: DispatcherOptions, gpu: GpuRouteOptions, engine_command: Sequence[str] = ()
+    options: ServiceOptions,
+    work: DispatcherOptions,
+    gpu: GpuRouteOptions,
+    engine_command: Sequence[str] = (),
+    frontend: Frontend | None = None,
 ) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit code. `engine_command` replaces the program of GPU engines."""
-    logs.configure(options.log_level, options.log_format)
+    """Serve until SIGTERM or SIGINT; returns the exit code. `engine_command` replaces the program of GPU engines.
+
+    `frontend`: the place of this process among several, whose options these are.
+    """
+    always: dict[str, Any] = {} if frontend is None else {"frontend": frontend.number}
+    logs.configure(options.log_level, options.log_format, **always)
     # Its name makes its start and stop look like errors, and the service logs its own.
     logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.getLogger().level))
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         registry = Registry(options, work)
-        listeners = open_listeners(options, passed_sockets())
+        listeners = open_listeners(options, passed_sockets()) if frontend is None else frontend.listeners
     except (StartError, ValueError) as error:
         print(f"sidetok: {error}", file=sys.stderr)
         return 2
     try:
-        uvloop.run(_serve(options, work, registry, listeners, gpu, engine_command))
+        uvloop.run(_serve(options, work, registry, listeners, gpu, engine_command, frontend))
     finally:
         for listener in listeners:
             listener.remove_file()
@@ -132,8 +148,9 @@ async def _serve(
     listeners: list[Listener],
     gpu: GpuRouteOptions,
     engine_command: Sequence[str],
+    frontend: Frontend | None,
 ) -> None:
-    service = Service(options, work, registry, gpu, engine_command)
+    service = Service(options, work, registry, gpu, engine_command, frontend)
     config = uvicorn.Config(
         make_app(service),
         http=type("BoundProtocol", (Protocol,), {"gate": service.gate}),
@@ -145,16 +162,21 @@ async def _serve(
         server_header=False,
         date_header=False,
         proxy_headers=False,
-        backlog=2048,
+        backlog=BACKLOG,
         timeout_keep_alive=options.keep_alive_s,
     )
-    server = Server(config, service, listeners)
+    server = Server(config, service, listeners) if frontend is None else frontend.server(config, service)
+    if frontend is not None:
+        await frontend.join(service, server)
+    waits = any(listener.passed for listener in listeners) if frontend is None else frontend.setup.waits
     loading = asyncio.ensure_future(_load(service, [listener.address for listener in listeners]))
     try:
-        if any(listener.passed for listener in listeners):
+        if waits:
             # Until models are loaded connections wait, as they did before this process was started.
             await loading
         await server.serve([listener.sock for listener in listeners])
+        if frontend is not None:
+            await frontend.leave()
     finally:
         loading.cancel()
         service.close()
@@ -174,11 +196,15 @@ def _leave_threads_behind() -> None:
 
 
 async def _load(service: Service, where: list[str]) -> None:
-    log.info("listening", extra={"addresses": where})
+    frontend = service.frontend
+    if frontend is None:
+        log.info("listening", extra={"addresses": where})
     await service.start()
     # Models and modules stay: a full collection that looks at them takes 10 ms.
     gc.collect()
     gc.freeze()
-    if service.ready:
+    if frontend is not None:
+        await frontend.loaded()
+    elif service.ready:
         log.info("ready", extra={"addresses": where})
         show_banner(service.options.banner, service.registry, where)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.engines.memory import release_free_memory
@@ -25,6 +25,9 @@ from service.meter import LoopLag, RequestMeter
 from service.metrics import Metrics
 from service.options import ServiceOptions
 from service.registry import Registry
+
+if TYPE_CHECKING:
+    from service.frontends.frontend import Frontend
 
 log = logging.getLogger("sidetok.service")
 
@@ -46,11 +49,16 @@ class Service:
         registry: Registry,
         gpu: GpuRouteOptions | None = None,
         engine_command: Sequence[str] = (),
+        frontend: Frontend | None = None,
     ) -> None:
-        """Without `gpu` there is no GPU route; `engine_command` replaces the program of its engines."""
+        """Without `gpu` there is no GPU route; `engine_command` replaces the program of its engines.
+
+        `frontend`: the place of this process among several that are one service.
+        """
         self.options = options
         self.registry = registry
-        self.started_s = time.time()
+        self.frontend = frontend
+        self.started_s = time.time() if frontend is None else frontend.setup.started_s
         self.draining = False
         self.meter = RequestMeter()
         self.lag = LoopLag()
@@ -85,7 +93,16 @@ class Service:
 
         GPUs come and go without a word here: the CPU route can serve all that they do.
         """
-        return self.registry.ready and not self.draining
+        return self.status == "ready"
+
+    @property
+    def status(self) -> str:
+        """`ready`, or why not: `loading`, `draining`, or `failed`; of all frontends that accept connections."""
+        if self.draining:
+            return "draining"
+        if self.registry.ready:
+            return "ready" if self.frontend is None else self.frontend.state
+        return "loading" if any(model.state == "loading" for model in self.registry.models()) else "failed"
 
     def start(self) -> asyncio.Future[None]:
         """Start the ticker and the load of the models; the future ends when every model is ready or failed."""
@@ -100,6 +117,12 @@ class Service:
         # A daemon thread: a load that takes minutes must not hold up the exit.
         threading.Thread(target=self._load, args=(loaded,), name="sidetok-load", daemon=True).start()
         return loaded
+
+    async def exposition(self) -> bytes:
+        """The metrics of the service, of all its frontends. Raises `TimeoutError`."""
+        if self.frontend is not None:
+            return await self.frontend.exposition()
+        return await self.in_background(self.metrics.render)
 
     def in_background(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         """Run something short that is not a request (a scrape) off the event loop."""

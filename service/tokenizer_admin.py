@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpu_core.errors import SidetokError
-from service.errors import BodyTooLarge, InvalidBody, UnknownModel, status_of
+from service.errors import BodyTooLarge, Conflict, InvalidBody, UnknownModel, status_of
 from service.registry import EMBEDDED, Model
 from service.state import Service
 
@@ -103,6 +103,7 @@ class _Admin:
 
     def add(self, body: bytes) -> tuple[int, dict[str, Any]]:
         """Register a model and start its load. Raises `InvalidBody` or `Conflict`."""
+        self._check_alone()
         try:
             wanted = Addition.model_validate_json(body)
         except ValidationError as error:
@@ -118,9 +119,14 @@ class _Admin:
 
     def remove(self, model: Model) -> tuple[int, dict[str, Any]]:
         """Take a model out. Raises `Conflict`."""
+        self._check_alone()
         self._service.registry.remove(model)
         log.info("model removed", extra={"model": model.name})
         return 200, {"success": True, "message": f"The tokenizer {model.name!r} was removed."}
+
+    def _check_alone(self) -> None:
+        if self._service.frontend is not None:
+            raise Conflict("With --frontends models come and go with a restart: name them with --model.")
 
     def _load(self, model: Model) -> None:
         with self._one_load, self._service.dispatcher.clocks.counting("load"):

@@ -8,8 +8,11 @@ from __future__ import annotations
 import json
 import sys
 
+from service.frontends import keeper
 from service.server import serve
 from service.settings import parse_serve
 
 if __name__ == "__main__":
-    sys.exit(serve(*parse_serve(sys.argv[2:]), json.loads(sys.argv[1])))
+    options = parse_serve(sys.argv[2:])
+    run = keeper.serve if options[0].frontends > 1 else serve
+    sys.exit(run(*options, json.loads(sys.argv[1])))

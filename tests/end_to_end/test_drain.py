@@ -27,6 +27,7 @@ class Clients:
         self._texts = [f"request {i} " * (i % 7 + 1) for i in range(20)]
         self._expected = [reference.encode(text).ids for text in self._texts]
         self.n_answers = 0
+        self._stopped = False
         self.wrong: list[object] = []
         self.lost: list[str] = []
         kinds: list[Callable[[bool], None]] = [self._keep, self._renew]
@@ -39,6 +40,11 @@ class Clients:
         for thread in self._threads:
             thread.join(LIMIT_S)
             assert not thread.is_alive()
+
+    def stop(self) -> None:
+        """End every client after its next answer."""
+        self._stopped = True
+        self.join()
 
     def _keep(self, uds: bool) -> None:
         """Use a connection until the server says that it ends, then connect again."""
@@ -54,6 +60,8 @@ class Clients:
             wire.close()
 
     def _connect(self, uds: bool) -> Wire | None:
+        if self._stopped:
+            return None
         try:
             return Wire(self._service.connect(uds))
         except (ConnectionRefusedError, FileNotFoundError):
@@ -74,13 +82,15 @@ class Clients:
         if answer.status != 200 or answer.json["ids"] != self._expected[i]:
             self.wrong.append(answer)
         self.n_answers += 1
-        return answer.headers.get("connection") != "close"
+        return answer.headers.get("connection") != "close" and not self._stopped
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_nothing_is_lost(folder: Path, home: Path, model: str, reference: Reference, number: int) -> None:
+@pytest.mark.parametrize(("number", "frontends"), [(signal.SIGTERM, 1), (signal.SIGINT, 1), (signal.SIGTERM, 2)])
+def test_nothing_is_lost(
+    folder: Path, home: Path, model: str, reference: Reference, number: int, frontends: int
+) -> None:
     """Under load from kept and new connections a signal loses no request that was sent completely; exit code 0."""
-    with serving(folder, model, cache_dir=home / "cache") as service:
+    with serving(folder, model, f"--frontends={frontends}", cache_dir=home / "cache") as service:
         clients = Clients(service, reference)
         eventually(lambda: clients.n_answers > 300)
         n_before = clients.n_answers

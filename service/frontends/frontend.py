@@ -1,0 +1,206 @@
+"""One of several frontends: it serves what comes to sockets that it inherited, and hears from its keeper.
+
+    python -m service.frontends.frontend CHANNEL KEEPER
+
+CHANNEL is the descriptor of a socket (`service.frontends.messages`), KEEPER the process that must live.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import uvicorn
+
+from dispatcher.gpu.child import end_with
+from service.banner import show_banner
+from service.frontends.acceptor import Acceptor
+from service.frontends.board import Board
+from service.frontends.exposition import families_of
+from service.frontends.messages import Channel, Setup, receive_now
+from service.frontends.rounds import REPORT_S, UNASKED
+from service.listeners import Listener
+from service.server import Server, serve
+from service.state import Service
+
+log = logging.getLogger("sidetok.frontends")
+
+SHOW_S = 0.05
+"""How often the number of connections is written to the board."""
+
+
+class Frontend:
+    """The place of this process among the frontends. All methods run on the event loop."""
+
+    def __init__(self, setup: Setup, sock: socket.socket) -> None:
+        """`sock`: the channel, from which the setup was read."""
+        self.setup = setup
+        self.number = setup.number
+        self.board = Board(setup.board, setup.n_frontends)
+        os.close(setup.board)
+        self.listeners = [Listener(_inherited(fd), path, passed=True) for fd, path in setup.sockets]
+        self.state = "loading"
+        """Of all frontends that accept connections, as the keeper said last."""
+        self.is_ending = False
+        """The whole service ends, not only this frontend."""
+        self.is_shut = asyncio.Event()
+        """Nobody new can connect any more."""
+        self._sock = sock
+        self._heard_state = asyncio.Event()
+        self._questions: dict[int, asyncio.Future[bytes]] = {}
+        self._numbers = itertools.count(1)
+        self._reports: set[asyncio.Task[None]] = set()
+
+    def server(self, config: uvicorn.Config, service: Service) -> FrontendServer:
+        """The server that accepts from the shared sockets."""
+        return FrontendServer(config, service, self)
+
+    async def join(self, service: Service, server: uvicorn.Server) -> None:
+        """Begin to hear the keeper."""
+        self._service, self._server = service, server
+        self._channel = await Channel.over(self._sock)
+        self._channel.send("started")
+        self._hearing = asyncio.ensure_future(self._hear())
+
+    async def loaded(self) -> None:
+        """Tell that every model is ready or failed; ends when the state of all frontends is known."""
+        self._heard_state.clear()
+        self._channel.send("loaded", self._service.registry.ready)
+        await self._heard_state.wait()
+
+    async def exposition(self) -> bytes:
+        """The metrics of the whole service. Raises `TimeoutError` when the keeper does not answer."""
+        number = next(self._numbers)
+        answer = self._questions[number] = asyncio.get_running_loop().create_future()
+        self._channel.send("scrape", number)
+        try:
+            return await asyncio.wait_for(answer, 3 * REPORT_S)
+        finally:
+            del self._questions[number]
+
+    async def leave(self) -> None:
+        """Tell the last figures."""
+        self._hearing.cancel()
+        with contextlib.suppress(RuntimeError, TimeoutError):
+            await asyncio.wait_for(self._report(UNASKED), REPORT_S)
+            await asyncio.wait_for(self._channel.flush(), REPORT_S)
+
+    async def _hear(self) -> None:
+        while (message := await self._channel.receive()) is not None:
+            kind, content = message
+            if kind == "peers":
+                self.state = content
+                self._heard_state.set()
+            elif kind == "report":
+                task = asyncio.ensure_future(self._report(content))
+                self._reports.add(task)
+                task.add_done_callback(self._reports.discard)
+            elif kind == "scrape":
+                self._answer(*content)
+            elif kind == "banner":
+                options = self._service.options
+                show_banner(options.banner, self._service.registry, [at.address for at in self.listeners])
+            elif kind == "shut":
+                self.is_shut.set()
+            else:
+                self._end(at_once=kind == "leave")
+        # The system ends a frontend with its keeper; where it does not, there is nothing left to wait for.
+        self.is_shut.set()
+        self._end(at_once=False)
+
+    def _answer(self, number: int, text: str) -> None:
+        question = self._questions.get(number)
+        if question is not None and not question.done():
+            question.set_result(text.encode())
+
+    async def _report(self, number: int) -> None:
+        metrics = await self._service.in_background(self._service.metrics.collect)
+        self._channel.send("report", [number, families_of(metrics)])
+
+    def _end(self, at_once: bool) -> None:
+        self.is_ending = True
+        self._service.drain()
+        self._server.should_exit = True
+        self._server.force_exit |= at_once
+        if not self._server.started:
+            # Nobody was let in yet, and a load cannot be interrupted.
+            os._exit(0)
+
+
+class FrontendServer(Server):
+    """A server on sockets that it shares with others."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, frontend: Frontend) -> None:
+        super().__init__(config, service, frontend.listeners)
+        self._frontend = frontend
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept in turn with the others."""
+        await uvicorn.Server.startup(self, sockets=[])
+        self._acceptor = Acceptor(
+            sockets or [],
+            self.make_protocol,
+            lambda: len(self.server_state.connections),
+            self._frontend.board,
+            self._frontend.number,
+        )
+        self._acceptor.start()
+        servers: list[Any] = self.servers
+        servers.append(self._acceptor)
+        self._show()
+
+    async def let_nobody_in(self, timeout_s: float) -> None:
+        """Accept no more: at once when others serve on, else when the keeper shut the sockets and all are in."""
+        if self._frontend.is_ending:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._frontend.is_shut.wait(), timeout_s / 2)
+            self._acceptor.hurry()
+        if not self._frontend.is_ending or self._frontend.setup.passed:
+            self._acceptor.close()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """SIGTERM drains this frontend alone, and a second one changes nothing; the keeper has the last word."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._drain)
+        try:
+            yield
+        finally:
+            loop.remove_signal_handler(signal.SIGTERM)
+
+    def _drain(self) -> None:
+        self.should_exit = True
+        self._service.drain()
+
+    def _show(self) -> None:
+        self._acceptor.show()
+        asyncio.get_running_loop().call_later(SHOW_S, self._show)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve until the keeper says otherwise; the exit status."""
+    channel = _inherited(int(arguments[0]))
+    message = receive_now(channel) if end_with(int(arguments[1])) else None
+    if message is None:
+        return 0
+    frontend = Frontend(Setup.from_json(message[1]), channel)
+    setup = frontend.setup
+    return serve(setup.service, setup.work, setup.gpu, setup.engine_command, frontend)
+
+
+def _inherited(fd: int) -> socket.socket:
+    """A socket that was inherited under this number; engine processes do not inherit it."""
+    os.set_inheritable(fd, False)
+    return socket.socket(fileno=fd)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,178 @@
+"""Keeping frontends, with tiny programs in their place: starts, ends, further starts, figures."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dispatcher.gpu.options import GpuRouteOptions
+from dispatcher.options import DispatcherOptions
+from service.frontends.keeper import Keeper
+from service.frontends.messages import Setup
+from service.options import ServiceOptions
+from tests.fakes import LIMIT_S
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = f"""
+import os, socket, sys
+sys.path.insert(0, {str(ROOT)!r})
+from service.frontends.messages import frame, receive_now
+sock = socket.socket(fileno=int(sys.argv[1]))
+assert os.getppid() == int(sys.argv[2])
+kind, setup = receive_now(sock)
+number = setup["number"]
+diary = open(os.path.join({{folder!r}}, "diary"), "a", buffering=1)
+def say(kind, content=None): sock.sendall(frame(kind, content))
+def note(word): diary.write(f"{{{{number}}}} {{{{word}}}}\\n")
+note("begins" + " and waits" * setup["waits"])
+"""
+SERVES = """
+say("started")
+say("loaded", True)
+while (message := receive_now(sock)):
+    kind, content = message
+    if kind == "report":
+        say("report", [content, [["t", "T.", "counter", [["t_total", {}, number]]]]])
+    else:
+        note(f"{kind} {content or ''}".strip())
+    if kind == "shut":
+        break
+"""
+
+
+class Diary:
+    """What the programs noted, in the order in which it happened to each."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "diary"
+
+    def of(self, number: int) -> list[str]:
+        """What one frontend noted."""
+        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        return [line.partition(" ")[2] for line in lines if line.startswith(f"{number} ")]
+
+
+def kept(
+    folder: Path,
+    program: str,
+    act: Callable[[Diary], Coroutine[Any, Any, None]] | None,
+    n_frontends: int = 2,
+) -> int:
+    """Keep frontends that run a program until `act` ended, or they did by themselves; the exit status."""
+    setup = Setup(
+        number=0,
+        sockets=[],
+        board=-1,
+        n_frontends=n_frontends,
+        passed=False,
+        waits=False,
+        started_s=1.0,
+        service=ServiceOptions(frontends=n_frontends, drain_timeout_s=0.1),
+        work=DispatcherOptions(),
+        gpu=GpuRouteOptions(),
+        engine_command=[],
+    )
+    command = [sys.executable, "-c", PROGRAM.format(folder=str(folder)) + program]
+
+    async def run() -> int:
+        keeper = Keeper(setup, [], command)
+        keeping = asyncio.ensure_future(keeper.run())
+        if act is not None:
+            await act(Diary(folder))
+            keeper.stop()
+        return await asyncio.wait_for(keeping, LIMIT_S)
+
+    return asyncio.run(run())
+
+
+async def until(happened: Callable[[], Any]) -> None:
+    """Let the loop turn until another process did something."""
+    limit_s = time.monotonic() + LIMIT_S
+    while not happened():
+        assert time.monotonic() < limit_s
+        await asyncio.sleep(0.01)
+
+
+def test_a_life(tmp_path: Path) -> None:
+    """Frontends begin, hear of each other, and are told to drain before they are told that nobody comes any more."""
+
+    async def act(diary: Diary) -> None:
+        await until(lambda: all("peers ready" in diary.of(number) for number in (1, 2, 3)))
+
+    assert kept(tmp_path, SERVES, act, 3) == 0
+    for number in (1, 2, 3):
+        noted = Diary(tmp_path).of(number)
+        assert noted[0] == "begins"
+        assert noted[-2:] == ["drain", "shut"] or noted[-3::2] == ["drain", "shut"]
+    assert sum(Diary(tmp_path).of(number).count("banner") for number in (1, 2, 3)) == 1
+
+
+def test_one_that_dies_is_started_again(tmp_path: Path) -> None:
+    """Others serve on; the new one waits for its models before it lets anybody in."""
+    dies = """
+if number == 2 and not setup["waits"]:
+    say("started")
+    os.kill(os.getpid(), 9)
+"""
+
+    async def act(diary: Diary) -> None:
+        await until(lambda: "begins and waits" in diary.of(2) and "peers ready" in diary.of(2))
+
+    assert kept(tmp_path, dies + SERVES, act) == 0
+    assert Diary(tmp_path).of(1).count("begins") == 1
+    assert Diary(tmp_path).of(2)[:2] == ["begins", "begins and waits"]
+
+
+@pytest.mark.parametrize(("end", "status"), [("sys.exit(2)", 2), ("os.abort()", 1)])
+def test_what_never_came_up_ends_the_service(tmp_path: Path, end: str, status: int) -> None:
+    """A first frontend that ends before it said that its settings are sound is not started again, nor is any other."""
+
+    assert kept(tmp_path, end, None) == status
+    assert Diary(tmp_path).of(1) == ["begins"]
+    assert Diary(tmp_path).of(2) == []
+
+
+def test_a_stop_before_anything_began(tmp_path: Path) -> None:
+    """A signal that comes while the first frontend is started reaches it."""
+
+    async def act(diary: Diary) -> None:
+        await asyncio.sleep(0)
+
+    assert kept(tmp_path, SERVES, act) == 0
+    assert Diary(tmp_path).of(2) == []
+
+
+SCRAPES = """
+say("started")
+say("loaded", True)
+answered = 0
+while (message := receive_now(sock)):
+    kind, content = message
+    if kind == "peers" and content == "ready" and number == 1 and not answered:
+        say("scrape", 7)
+    elif kind == "report" and number != SILENT:
+        say("report", [content, [["t", "T.", "counter", [["t_total", {}, number]]]]])
+    elif kind == "scrape":
+        answered = 1
+        text = dict(line.rsplit(" ", 1) for line in content[1].splitlines() if line and line[0] != "#")
+        shown = [text.get(name, "-") for name in ("t_total", "sidetok_frontends", "sidetok_frontends_reported")]
+        note(f"{content[0]} {' '.join(shown)}")
+    elif kind == "shut":
+        break
+"""
+
+
+@pytest.mark.parametrize(("silent", "noted"), [(0, "7 6.0 3.0 3.0"), (3, "7 3.0 3.0 2.0")])
+def test_a_scrape(tmp_path: Path, silent: int, noted: str) -> None:
+    """Whoever asks gets the sums of all; one that does not answer is named by their number, and holds nobody up."""
+
+    async def act(diary: Diary) -> None:
+        await until(lambda: noted in diary.of(1))
+
+    assert kept(tmp_path, SCRAPES.replace("SILENT", str(silent)), act, 3) == 0
