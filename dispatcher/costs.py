@@ -242,6 +242,11 @@ class Costs:
         """Set the start values of a route, model and kind; forgets what was observed of it."""
         self._costs[key] = _route_cost(values, START_WEIGHT)
 
+    def forget(self, model: str) -> None:
+        """A model is gone."""
+        for key in [key for key in tuple(self._costs) if key[1] == model]:
+            self._costs.pop(key, None)
+
     def of(self, route: str, model: str, kind: str) -> RouteCost:
         """The cost, live; made from `DEFAULT_START` on first use."""
         cost = self._costs.get((route, model, kind))

@@ -147,13 +147,18 @@ class Gpus:
             n_users = self._n_users.pop(key, 0) - 1
             if n_users > 0:
                 self._n_users[key] = n_users
-            elif n_users == 0 and self._unsupported.pop(key, None) is None:
-                if self._calibrator is not None:
-                    self._calibrator.remove(key)
-                self._supervisor.remove(key)
-                self._specs.pop(key, None)
-                self._cuts.pop(key, None)
-                self._rewriters.pop(key, None)
+            elif n_users == 0:
+                self._forget_model(key)
+
+    def _forget_model(self, key: str) -> None:
+        if self._unsupported.pop(key, None) is None:
+            if self._calibrator is not None:
+                self._calibrator.remove(key)
+            self._supervisor.remove(key)
+            self._specs.pop(key, None)
+            self._cuts.pop(key, None)
+            self._rewriters.pop(key, None)
+        self.costs.forget(key)
 
     def _add(self, tokenizer: Tokenizer, data: bytes, rewriter: Rewriter | None) -> None:
         spec = tokenizer.spec

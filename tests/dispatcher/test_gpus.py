@@ -206,6 +206,20 @@ def test_nobody_waits_for_a_tokenizer_that_is_added(made: Made, monkeypatch: pyt
     assert gpus.rewriter(slow.spec.digest) is None
 
 
+@pytest.mark.parametrize("synthetic", ["byte_bpe", "unigram"], indirect=True)
+def test_costs_of_a_removed_tokenizer_are_forgotten(made: Made, synthetic: Tokenizer) -> None:
+    """Once no model has it, be it one that GPUs can serve or not; those of others stay."""
+    gpus = Gpus(GpuRouteOptions(gpus="none"), made.clocks)
+    for key in (synthetic.spec.digest, "other"):
+        gpus.costs.observe_cpu_route(key, KINDS[0], 10, 1, 1_000, 1_000, 1)
+    for _ in range(2):
+        gpus.add(synthetic, b"")
+    gpus.remove(synthetic)
+    assert len(gpus.costs.snapshot()) == 2
+    gpus.remove(synthetic)
+    assert {key.model for key in gpus.costs.snapshot()} == {"other"}
+
+
 @pytest.mark.parametrize("synthetic", ["byte_bpe"], indirect=True)
 def test_what_gpus_cannot_serve(made: Made, synthetic: Tokenizer) -> None:
     """Tokenizers of other kinds have a reason, and so has a host without a GPU."""
