@@ -101,15 +101,29 @@ def _is_doubtful(values: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 
 def _normalized(text: str, values: NDArray[np.uint8]) -> str:
-    """NFC of a text with these classes. Nothing in it reaches back over a character that has none."""
-    borders = np.concatenate([[0], np.flatnonzero(values == 0), [len(text)]])
-    at = np.unique(np.searchsorted(borders, np.flatnonzero(_is_doubtful(values)), side="right"))
-    parts, done = [], 0
-    for begin, end in zip(borders[at - 1].tolist(), borders[at].tolist(), strict=True):
-        parts.append(text[done:begin])
-        parts.append(unicodedata.normalize("NFC", text[begin:end]))
+    """NFC of a text with these classes. Nothing in it reaches back over a character that has none.
+
+    So each run of characters with a class is normalized with the one before it, if there is anything doubtful in it.
+    """
+    classed = np.flatnonzero(values != 0)
+    opens = np.flatnonzero(np.diff(classed, prepend=-2) > 1)
+    doubtful = np.flatnonzero(_is_doubtful(values)[classed])
+    runs = np.unique(np.searchsorted(opens, doubtful, side="right")) - 1
+    begins = np.maximum(classed[opens[runs]] - 1, 0)
+    ends = classed[np.append(opens, len(classed))[runs + 1] - 1] + 1
+    parts, done, known = [], 0, _KnownForms()
+    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+        parts += text[done:begin], known[text[begin:end]]
         done = end
     return "".join([*parts, text[done:]])
+
+
+class _KnownForms(dict[str, str]):
+    """NFC of short texts, of which a document has few different ones."""
+
+    def __missing__(self, text: str) -> str:
+        self[text] = form = unicodedata.normalize("NFC", text)
+        return form
 
 
 @cache
