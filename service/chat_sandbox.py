@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import wraps
 from string import Formatter
@@ -23,10 +23,10 @@ from jinja2.filters import do_format, do_trim
 from jinja2.parser import Parser
 from jinja2.runtime import LoopContext, str_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from service.chat_codegen import DICT_ATTRIBUTES, TemplateGenerator
+from service.chat_objects import PacedItems, TemplateNamespace
 from service.chat_text import METHODS, Utf8Text, glued, joined
 from service.errors import ChatTemplateError
 
@@ -85,6 +85,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters["_bounded"] = bounded
         self.filters["_added"] = added
         self.filters["_holding"] = holding
+        self.globals["namespace"] = TemplateNamespace
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
 
@@ -100,7 +101,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         if (kind is str and attribute in _STR_METHODS) or (kind is Utf8Text and attribute in METHODS):
             return getattr(obj, attribute)
-        if (kind is Namespace or kind is LoopContext) and attribute[:1] != "_":
+        if (kind is TemplateNamespace or kind is LoopContext) and attribute[:1] != "_":
             try:
                 return getattr(obj, attribute)
             except AttributeError:
@@ -159,8 +160,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
         return super()._generate(_Guard().visit(source), *args, **kwargs)
 
-    def _paced(self, items: Iterable[Any]) -> _Paced:
-        return _Paced(items, self._tick)
+    def _paced(self, items: Iterable[Any]) -> PacedItems:
+        return PacedItems(items, self._tick, TICKS)
 
     def _formatted(self, pattern: Any, *args: Any, **kwargs: Any) -> Any:
         _check_format(str(pattern))
@@ -169,9 +170,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def _is_divisible(self, value: Any, number: Any) -> bool:
         return bool(self.call_binop(None, "%", value, number) == 0)
 
-    def _tick(self) -> None:
+    def _tick(self, n: int = 1) -> None:
         budget = self._budget
-        budget.n_left -= 1
+        budget.n_left -= n
         if budget.n_left < 0:
             budget.n_left = TICKS
             if self._clock() > budget.end_ns:
@@ -183,24 +184,6 @@ class _Budget(threading.local):
 
     end_ns = 0
     n_left = 0
-
-
-class _Paced:
-    """What a loop goes over; each round is a tick."""
-
-    __slots__ = ("_items", "_tick")
-
-    def __init__(self, items: Iterable[Any], tick: Callable[[], None]) -> None:
-        self._items = items
-        self._tick = tick
-
-    def __len__(self) -> int:
-        return len(self._items)  # type: ignore[arg-type]
-
-    def __iter__(self) -> Iterator[Any]:
-        for item in self._items:
-            self._tick()
-            yield item
 
 
 class _Guard(NodeTransformer):
@@ -265,9 +248,10 @@ def bounded(value: Any) -> Any:
 
 def added(*terms: Any) -> Any:
     """The sum of all, from left to right, unless it or a part of it is larger than `MAX_RENDERED_CHARS`."""
-    if Utf8Text in map(type, terms):
+    kinds = {*map(type, terms)}
+    if Utf8Text in kinds:
         return glued(terms)
-    if _STR.issuperset(map(type, terms)):
+    if kinds == _STR:
         if sum(map(len, terms)) > MAX_RENDERED_CHARS:
             raise _too_large()
         return "".join(terms)

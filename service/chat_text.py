@@ -51,7 +51,7 @@ class Utf8Text:
 
     def __contains__(self, needle: object) -> bool:
         found, data = _encoded(needle), self._whole()
-        return (found[:1] in data and found in data) if found else True
+        return not found or (found[0] in data and found in data)
 
     def startswith(self, prefix: str | tuple[str, ...]) -> bool:
         """See `str`."""

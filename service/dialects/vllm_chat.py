@@ -133,6 +133,8 @@ def template_messages(
 def _message(message: Mapping[str, Any], wants_parts: bool) -> Message:
     role = message["role"]
     result: Message = {"role": role, "content": _content(role, message.get("content"), wants_parts)}
+    if len(message) == 2 and "content" in message and role != "developer":
+        return result
     if role == "assistant":
         result |= _assistant_fields(message)
     elif role == "tool" and "tool_call_id" in message:

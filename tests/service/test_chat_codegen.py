@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from jinja2.compiler import CodeGenerator
+from jinja2.utils import Namespace
 
+from service.chat_objects import PacedItems
 from service.chat_sandbox import Sandbox
 from service.errors import ChatTemplateError
 
@@ -81,6 +83,51 @@ def test_members_of_every_kind_of_value(make: Callable[[], Any]) -> None:
             place = generated.choice(PLACES)
             source = place.format(way, way)
             assert outcome(ours, source, x=make()) == outcome(plain, source, x=make()), source
+
+
+@pytest.mark.parametrize("make", VALUES)
+def test_members_that_are_only_asked_for(make: Callable[[], Any]) -> None:
+    """In conditions, and in the question whether they are defined, where a member that is missing takes no object."""
+    ours, plain = Sandbox(), PlainSandbox()
+    for name in NAMES:
+        by_name, by_key = f"x.{name}", f"x['{name}']"
+        for source in (
+            f"{{% if {by_name} %}}a{{% elif not {by_key} %}}b{{% else %}}c{{% endif %}}",
+            f"{{% if {by_name} and x.role or not ({by_key} and x.role) %}}a{{% endif %}}{{{{ {by_name} or 'd' }}}}",
+            f"{{% if {by_name} == 'c' or {by_key}.role %}}a{{% elif {by_key} %}}b{{% endif %}}",
+            f"{{{{ {by_name} is defined }}}}{{{{ {by_key} is defined }}}}{{{{ {by_key} is not defined }}}}",
+            f"{{% if {by_name} is defined and {by_key} is not none %}}a{{% endif %}}{{{{ {by_name}.role is none }}}}",
+            f"{{% set y = {{'{name}': nothing}} %}}{{{{ y.{name} is defined }}}}{{% if y['{name}'] %}}a{{% endif %}}",
+        ):
+            assert outcome(ours, source, x=make()) == outcome(plain, source, x=make()), source
+
+
+def test_namespaces_are_as_jinjas() -> None:
+    """Made of mappings, pairs and names, read, set and shown."""
+    ours, plain = Sandbox(), Sandbox()
+    plain.globals["namespace"] = Namespace
+    for source in (
+        "{% set n = namespace() %}{% set n.a = 1 %}{% set n.a = n.a + 1 %}{{ n.a }}{{ n.b is defined }}{{ n }}",
+        "{% set n = namespace({'a': 1, 2: 3}, b='x') %}{{ n.a }}{{ n.b }}{{ n['a'] }}{{ n.items is defined }}{{ n }}",
+        "{% set n = namespace([('a', 5)]) %}{{ n.a }}{% if n.c %}c{% endif %}{{ n is mapping }}{{ n | length }}",
+        "{% set n = namespace(1) %}",
+        "{% set n = namespace(a=[]) %}{% for i in [1, 2] %}{% set n.a = n.a + [i] %}{% endfor %}{{ n.a }}",
+        "{{ namespace() | tojson }}",
+    ):
+        said = str(outcome(ours, source)).replace("TemplateNamespace", "Namespace")
+        assert said == str(outcome(plain, source)), source
+
+
+def test_loops_of_every_length_are_paced() -> None:
+    """Each round counts, those of a short list before the first one; nothing else of the loop changes."""
+    ticks: list[int] = []
+    for n in (0, 1, 4, 5):
+        paced = PacedItems([*range(n)], ticks.append, 4)
+        assert [*paced] == [*range(n)]
+        assert len(paced) == n
+    assert ticks == [0, 1, 4, *[1] * 5]
+    assert [*PacedItems({"a": 1}, ticks.append, 4)] == ["a"]
+    assert ticks[-1] == 1
 
 
 @pytest.mark.parametrize("key", ["{}", "{0}", "%s", "it's", '"', "\\", "a\nb", "\u00e9", "\U0001f600", "", " ", "t_1"])
