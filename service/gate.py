@@ -118,7 +118,8 @@ class Gate:
             except TooBusy:
                 slot.release()
                 raise
-        read, write = endpoint.read, endpoint.write
+        read = endpoint.read
+        write: Write = endpoint.write
         if len(body) > TURN_BYTES:
             read, write = self._turn.bound(read), _unless_listed(write, self._turn.bound(write))
         job: Job[Answer] = Job(
