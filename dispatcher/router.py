@@ -40,7 +40,7 @@ from gpu_core.normal_form import Rewriter
 Read = tuple[Job[Any], Request]
 _NOTHING = nullcontext()
 WRITE_BYTES = 32_768
-"""Answers to longer texts are written by a worker: the route's thread has replays to launch."""
+"""Answers to longer texts are written by a worker, unless a GPU listed the ids: its thread has replays to launch."""
 
 
 class GpuSet(Protocol):
@@ -364,7 +364,8 @@ class Router:
         job.group = None
         results = bundle.results(group, *documents)
         job.check()
-        if None in results or job.slot.n_bytes > WRITE_BYTES or request.is_slow_to_write:
+        is_quick = job.slot.n_bytes <= WRITE_BYTES or request.is_listed(results)
+        if None in results or request.is_slow_to_write or not is_quick:
             if not any(results):
                 job.route = CPU
             again = bundle.doubtful(group, *documents) if group.needs_cpu else ()
