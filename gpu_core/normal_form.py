@@ -111,7 +111,8 @@ def _normalized(text: str, values: NDArray[np.uint8]) -> str:
     runs = np.unique(np.searchsorted(opens, doubtful, side="right")) - 1
     begins = np.maximum(classed[opens[runs]] - 1, 0)
     ends = classed[np.append(opens, len(classed))[runs + 1] - 1] + 1
-    parts, done, known = [], 0, _KnownForms()
+    parts: list[str] = []
+    done, known = 0, _KnownForms()
     for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
         parts += text[done:begin], known[text[begin:end]]
         done = end
