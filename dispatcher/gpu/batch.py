@@ -63,19 +63,10 @@ class Former:
     """Something waits for a slot."""
     unwanted: list[tuple[Group, str]] = field(default_factory=list)
     """Groups that left the queue, with the reason; whoever holds the lock tells them."""
+    is_full: bool = False
+    """Nothing is launched before a replay ends, unless so much comes at once that it is worth while."""
     _alone_yields: bool = False
     """A document alone ended, and no shared replay was launched since."""
-
-    @property
-    def is_full(self) -> bool:
-        """Nothing is launched before a replay ends, unless so much comes at once that it is worth while.
-
-        Without the lock, so that it may be wrong for a moment.
-        """
-        if self.n_under_way >= self.limits.max_in_flight:
-            return True
-        gap_ns = self.limits.beside_gap_ns
-        return any([queue.under_way and queue.gap_ns < gap_ns for queue in tuple(self.queues.values())])
 
     @property
     def is_idle(self) -> bool:
@@ -204,12 +195,16 @@ class Former:
         self.n_under_way -= 1
         queue = batch.queue
         load, under_way = queue.load, queue.under_way
+        self.is_full = False
         if batch.piece is not None:
             self.n_alone_under_way -= 1
             self._alone_yields = True
             load.alone_launched_ns = load.alone_launched_bytes = 0
-            return
-        under_way.remove(batch)
+        else:
+            under_way.remove(batch)
+        if self.n_under_way:
+            gap_ns = self.limits.beside_gap_ns
+            self.is_full = any([other.under_way and other.gap_ns < gap_ns for other in self.queues.values()])
         if under_way:
             load.launched_ns, load.launched_bytes = under_way[0].launched_ns, under_way[0].n_bytes
         else:
@@ -325,6 +320,7 @@ class Former:
         load = batch.queue.load
         self.n_under_way += 1
         self.n_alone_under_way += 1
+        self.is_full = self.is_full or self.n_under_way >= self.limits.max_in_flight
         load.alone_launched_ns, load.alone_launched_bytes = batch.launched_ns, batch.n_bytes
 
     def _note_shared(self, batch: Batch) -> None:
@@ -332,6 +328,8 @@ class Former:
         self._alone_yields = False
         queue, now_ns = batch.queue, batch.launched_ns
         queue.note_gap(now_ns, batch.n_documents)
+        if self.n_under_way >= self.limits.max_in_flight or queue.gap_ns < self.limits.beside_gap_ns:
+            self.is_full = True
         if not queue.under_way:
             queue.load.launched_ns, queue.load.launched_bytes = now_ns, batch.n_bytes
         queue.under_way.append(batch)

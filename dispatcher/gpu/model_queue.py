@@ -17,41 +17,56 @@ LONGEST_GAP_NS = 1_000_000
 """A longer pause says no more about how often documents come."""
 
 
-@dataclass(slots=True, eq=False)
 class Batch:
     """What one replay encodes."""
 
-    queue: ModelQueue
-    slot: Slot
-    n_bytes: int
-    n_documents: int
-    count_only: bool
-    shares: list[tuple[Group, Sequence[int] | None]]
-    """Groups and which of their documents; None = all of them."""
-    piece: Alone | None = None
-    """The document that has it alone."""
-    launched_ns: int = 0
-    stage_cpu_ns: int = 0
-    lease: Lease | None = None
-    """Of a slot that its text was written to from outside."""
+    __slots__ = (
+        "count_only",
+        "flags",
+        "launched_ns",
+        "lease",
+        "n_bytes",
+        "n_documents",
+        "piece",
+        "queue",
+        "shares",
+        "slot",
+        "stage_cpu_ns",
+        "wants_decimals",
+    )
 
-    @property
-    def flags(self) -> int:
-        """Of its launch. All texts were rewritten to normal form, or none."""
-        first = self.shares[0][0] if self.piece is None else self.piece.group
-        flags = 0 if self.count_only else FLAG_IDS
+    def __init__(
+        self,
+        queue: ModelQueue,
+        slot: Slot,
+        n_bytes: int,
+        n_documents: int,
+        count_only: bool,
+        shares: list[tuple[Group, Sequence[int] | None]],
+        piece: Alone | None = None,
+        launched_ns: int = 0,
+        lease: Lease | None = None,
+    ) -> None:
+        """`shares`: groups and which of their documents, None = all; empty for a document that has it alone, `piece`.
+
+        `lease`: of a slot that its text was written to from outside.
+        """
+        self.queue, self.slot = queue, slot
+        self.n_bytes, self.n_documents = n_bytes, n_documents
+        self.count_only, self.shares, self.piece, self.lease = count_only, shares, piece, lease
+        self.launched_ns, self.stage_cpu_ns = launched_ns, 0
+        if piece is not None:
+            first = piece.group
+            self.wants_decimals = first.wants_decimals and piece.number is None
+        else:
+            first = shares[0][0]
+            self.wants_decimals = first.wants_decimals or any([group.wants_decimals for group, _numbers in shares[1:]])
+        """Whether ids of some document are to be written as decimal numbers, too. Those of pieces are not."""
+        flags = 0 if count_only else FLAG_IDS
         if first.normal_form:
             flags |= FLAG_NORMAL_FORM
-        return flags | FLAG_DECIMALS if self.wants_decimals else flags
-
-    @property
-    def wants_decimals(self) -> bool:
-        """Whether ids of some document are to be written as decimal numbers, too. Those of pieces are not."""
-        if self.piece is not None:
-            return self.piece.number is None and self.piece.group.wants_decimals
-        if len(self.shares) == 1:
-            return self.shares[0][0].wants_decimals
-        return any([group.wants_decimals for group, _numbers in self.shares])
+        self.flags = flags | FLAG_DECIMALS if self.wants_decimals else flags
+        """Of its launch. All texts were rewritten to normal form, or none."""
 
 
 @dataclass(slots=True)
@@ -107,7 +122,7 @@ def leased(queue: ModelQueue, group: Group, launched_ns: int) -> Batch:
     slot.starts[0], slot.starts[1] = 0, n_bytes
     group.n_waiting = group.waiting_bytes = 0
     piece = Alone(group, 0, 0, n_bytes)
-    return Batch(queue, slot, n_bytes, 1, group.count_only, [], piece, launched_ns, 0, lease)
+    return Batch(queue, slot, n_bytes, 1, group.count_only, [], piece, launched_ns, lease)
 
 
 class ModelQueue:

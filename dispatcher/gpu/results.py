@@ -34,8 +34,11 @@ class Reader:
         n_documents = batch.n_documents
         if batch.wants_decimals:
             _give_decimals(batch, completion.slot)
-        if n_documents == 1 and not completion.needs_cpu and (group := _whole_group(batch)) is not None:
-            return self._read_one(batch, group, completion)
+        if n_documents == 1 and not completion.needs_cpu:
+            piece = batch.piece
+            group, numbers = batch.shares[0] if piece is None else (piece.group, piece.number)
+            if numbers is None and len(group.lengths) == 1:
+                return self._read_one(batch, group, completion)
         first_tokens: list[int] = completion.slot.document_tokens[: n_documents + 1].tolist()
         counts = [end - begin for begin, end in pairwise(first_tokens)]
         ids, holds = self._ids(batch, completion, first_tokens, counts)
@@ -101,14 +104,6 @@ class Reader:
         if not wanted or not self._may_hold(batch.queue, batch.slot):
             return set()
         return wanted
-
-
-def _whole_group(batch: Batch) -> Group | None:
-    """The group whose only document is the only one of a batch."""
-    if (piece := batch.piece) is None:
-        group, numbers = batch.shares[0]
-        return group if numbers is None else None
-    return piece.group if piece.number is None and len(piece.group.lengths) == 1 else None
 
 
 def _give_shares(
