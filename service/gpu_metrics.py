@@ -135,7 +135,7 @@ def _leavings(snapshots: dict[str, RouteSnapshot]) -> Iterator[Metric]:
 
 def _engines(statuses: dict[str, EngineStatus]) -> Iterator[Metric]:
     states = GaugeMetricFamily(
-        "sidetok_gpu_engine_state", "1 for the state that the engine is in.", labels=("gpu", "state")
+        "sidetok_gpu_engine_state", "Engines that are in this state, one for each frontend.", labels=("gpu", "state")
     )
     restarts = CounterMetricFamily("sidetok_gpu_engine_restarts", "Restarts of the engine.", labels=("gpu",))
     captures = GaugeMetricFamily("sidetok_gpu_captures", "Graphs that are captured.", labels=("gpu",))
