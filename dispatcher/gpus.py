@@ -19,8 +19,7 @@ from queue import SimpleQueue
 from dispatcher.calibrator import Calibrator
 from dispatcher.costs import Costs
 from dispatcher.gpu.batch import RouteLimits
-from dispatcher.gpu.driver import SILENT, UNUSABLE, RouteDriver
-from dispatcher.gpu.group import ENGINE_SILENT, NOT_READY
+from dispatcher.gpu.driver import RouteDriver, end_engine
 from dispatcher.gpu.local_engine import LocalEngine, MakeGpu
 from dispatcher.gpu.local_link import LocalLink
 from dispatcher.gpu.options import LOCAL, GpuRouteOptions
@@ -301,11 +300,7 @@ class _GpuThread(threading.Thread):
         """Serve one link after the other."""
         self._clocks.register(DELIVER)
         while (link := self.links.get()) is not None:
-            reason = self.route.serve(link)
-            if reason == ENGINE_SILENT:
-                link.kill(SILENT)
-            elif reason != NOT_READY:
-                link.kill(UNUSABLE)
+            end_engine(link, self.route.serve(link))
 
     def end(self) -> None:
         """Let the thread end."""

@@ -7,7 +7,6 @@ the normalizer's blank. A blank that stands in the text itself then misses the l
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from gpu_core import cuckoo
 from gpu_core.blank_runs import blank_run
 from gpu_core.character_bpe import BLANK, CharacterBpe, check_character_bpe, read_character_bpe
-from gpu_core.closed import PairLookup, merge_rows
+from gpu_core.closed import closed_of
 from gpu_core.errors import UnsupportedTokenizer
 from gpu_core.layout import HALO_RIGHT, MAX_PRETOKEN
 from gpu_core.literals import bigram_bits
@@ -112,18 +111,11 @@ def build_bridge_tables(data: bytes, spec: TokenizerSpec) -> tuple[dict[str, NDA
 
 def closed_strings(model: CharacterBpe) -> dict[str, int]:
     """The entries whose own characters merge to exactly the entry, in normalized spelling."""
-    lookup = PairLookup(model.rules)
-    by_length: dict[int, list[str]] = defaultdict(list)
-    for entry in model.entries:
-        if all(char in model.characters for char in entry):
-            by_length[len(entry)].append(entry)
-    closed: dict[str, int] = {}
-    for entries in by_length.values():
-        symbols = np.array([[model.characters[char] for char in entry] for entry in entries], dtype=np.int64)
-        result = merge_rows(symbols, lookup)
-        ids = np.array([model.entries[entry] for entry in entries])
-        closed |= {entries[i]: int(ids[i]) for i in np.flatnonzero(result == ids)}
-    return closed
+    characters = model.characters
+    entries = {entry: number for entry, number in model.entries.items() if all(char in characters for char in entry)}
+    return closed_of(
+        entries, model.rules, lambda same: np.array([[characters[char] for char in entry] for entry in same], np.int64)
+    )
 
 
 def pair_hash(x: NDArray[np.int64], y: NDArray[np.int64], n_bits: int = PAIR_BITS) -> NDArray[np.int64]:

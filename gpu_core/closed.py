@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,20 +13,32 @@ from gpu_core.bpe_file import BpeModel, Rules
 
 _NO_RULE = np.int64(1) << np.int64(40)
 _SHIFT = 20
+Entry = TypeVar("Entry", bytes, str)
 
 
 def closed_entries(model: BpeModel) -> dict[bytes, int]:
     """The entries whose own bytes merge to exactly the entry; all entries of one length are merged side by side."""
-    lookup = PairLookup(model.rules)
-    by_length: dict[int, list[bytes]] = defaultdict(list)
-    for entry in model.entries:
+
+    def symbols_of(entries: list[bytes]) -> NDArray[np.int64]:
+        rows = np.frombuffer(b"".join(entries), np.uint8).reshape(len(entries), -1)
+        return model.byte_ids[rows].astype(np.int64)
+
+    return closed_of(model.entries, model.rules, symbols_of)
+
+
+def closed_of(
+    entries: Mapping[Entry, int], rules: Rules, symbols_of: Callable[[list[Entry]], NDArray[np.int64]]
+) -> dict[Entry, int]:
+    """The same for entries of any kind; `symbols_of` gives a row of first symbols for each of some of one length."""
+    lookup = PairLookup(rules)
+    by_length: dict[int, list[Entry]] = defaultdict(list)
+    for entry in entries:
         by_length[len(entry)].append(entry)
-    closed: dict[bytes, int] = {}
-    for length, entries in by_length.items():
-        symbols = model.byte_ids[np.frombuffer(b"".join(entries), np.uint8).reshape(-1, length)].astype(np.int64)
-        result = merge_rows(symbols, lookup)
-        ids = np.array([model.entries[entry] for entry in entries])
-        closed |= {entries[i]: int(ids[i]) for i in np.flatnonzero(result == ids)}
+    closed: dict[Entry, int] = {}
+    for same in by_length.values():
+        result = merge_rows(symbols_of(same), lookup)
+        ids = np.array([entries[entry] for entry in same])
+        closed |= {same[i]: int(ids[i]) for i in np.flatnonzero(result == ids)}
     return closed
 
 

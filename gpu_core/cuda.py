@@ -30,6 +30,7 @@ __all__ = [
     "cupy",
     "device_address",
     "driver",
+    "enqueue",
     "host_bytes",
     "launch_of",
     "runtime",
@@ -111,6 +112,12 @@ def launch_of(kernel: int, blocks: int, threads: int, *structs: NDArray[Any]) ->
     """A launch with parameters passed by value."""
     addresses = (ctypes.c_void_p * len(structs))(*(value.ctypes.data for value in structs))
     return kernel, blocks, threads, addresses, structs
+
+
+def enqueue(launch: Launch, stream: int, blocks: int = 0) -> None:
+    """Put a launch on a stream, with another number of blocks if one is given."""
+    kernel, own_blocks, threads, parameters, _structs = launch
+    driver.launchKernel(kernel, blocks or own_blocks, 1, 1, threads, 1, 1, 0, stream, ctypes.addressof(parameters), 0)
 
 
 def compile_kernels(defines: dict[str, int], names: tuple[str, ...]) -> tuple[dict[str, int], list[Any]]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import numpy as np
 
 from gpu_core.arena import place
-from gpu_core.cuda import cupy, driver, launch_of, runtime
+from gpu_core.cuda import cupy, enqueue, launch_of, runtime
 from gpu_core.decimal_layout import DECIMAL_BATCH, DECIMAL_JOB, DECIMAL_KERNEL, ROOM, decimal_memory
 from gpu_core.layout import n_id_tiles
 
@@ -38,6 +37,4 @@ class CudaDecimals:
     def launch(self, epoch: int, n_bytes: int, n_documents: int) -> None:
         """Behind the replay with this epoch, on its stream. There are no more ids than bytes."""
         self._job[()] = (epoch, n_documents, self._room)
-        kernel, _blocks, threads, parameters, _structs = self._launch
-        blocks = n_id_tiles(n_bytes)
-        driver.launchKernel(kernel, blocks, 1, 1, threads, 1, 1, 0, self._stream, ctypes.addressof(parameters), 0)
+        enqueue(self._launch, self._stream, n_id_tiles(n_bytes))

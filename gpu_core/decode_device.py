@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from gpu_core.cuda import Launch, cupy, device_address, driver, host_bytes, launch_of, runtime, stream_status
+from gpu_core.cuda import Launch, cupy, device_address, driver, enqueue, host_bytes, launch_of, runtime, stream_status
 from gpu_core.decode_layout import DECODE_KERNEL, DecodeArena
 from gpu_core.errors import DeviceFault
 
@@ -36,11 +36,8 @@ class CudaDecodeMemory:
         if known is None:
             known = launch_of(self._kernel, 1, DECODE_KERNEL.threads, self._tables, batch, job)
             self._launches[id(batch), id(job)] = known
-        kernel, _blocks, threads, parameters, _structs = known
         try:
-            driver.launchKernel(
-                kernel, n_blocks, 1, 1, threads, 1, 1, 0, self._stream.ptr, ctypes.addressof(parameters), 0
-            )
+            enqueue(known, self._stream.ptr, n_blocks)
         except driver.CUDADriverError as error:
             raise DeviceFault(str(error)) from None
 

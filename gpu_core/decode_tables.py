@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from gpu_core.bpe_file import byte_alphabet
 from gpu_core.decode_layout import DECODE_TABLES, INLINE, LENGTH, SPECIAL
 from gpu_core.errors import UnsupportedTokenizer
-from gpu_core.spec import TokenizerSpec
+from gpu_core.spec import TokenizerSpec, components
 
 MAX_ID = (1 << 22) - 1
 """Slots of 16 bytes are kept for all ids up to the largest one."""
@@ -178,7 +178,7 @@ class _ByteFallback:
 
 def _decoder(step: Any) -> _ByteLevel | _ByteFallback:
     """What the steps of the file's decoder come to. Raises `UnsupportedTokenizer`."""
-    steps = _flatten(step)
+    steps = components(step, "decoders")
     kinds = tuple(step.get("type") for step in steps)
     if kinds in {("ByteLevel",), ("ByteLevel", "Fuse")}:
         return _ByteLevel(byte_alphabet())
@@ -191,14 +191,6 @@ def _decoder(step: Any) -> _ByteLevel | _ByteFallback:
     if strip["content"] != " " or strip["stop"]:
         raise UnsupportedTokenizer("decoding: the end of the text, or other characters than blanks, are stripped")
     return _ByteFallback(pattern, steps[0]["content"], int(strip["start"]))
-
-
-def _flatten(step: Any) -> list[dict[str, Any]]:
-    if not isinstance(step, dict):
-        return []
-    if step.get("type") != "Sequence":
-        return [step]
-    return [leaf for child in step.get("decoders") or [] for leaf in _flatten(child)]
 
 
 def _pack(entries: list[bytes], special: NDArray[np.bool_]) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:

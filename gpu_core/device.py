@@ -25,6 +25,7 @@ from gpu_core.cuda import (
     cupy,
     device_address,
     driver,
+    enqueue,
     host_bytes,
     launch_of,
     read_behind,
@@ -376,8 +377,7 @@ class CudaContext:
         return launch_of(kernel, blocks, KERNELS[0].threads, self._device.tables, batch)
 
     def _run(self, launch: Launch) -> None:
-        kernel, blocks, threads, parameters, _structs = launch
-        driver.launchKernel(kernel, blocks, 1, 1, threads, 1, 1, 0, self._stream, ctypes.addressof(parameters), 0)
+        enqueue(launch, self._stream)
 
     def _batch(self, transfer: Transfer, turn: int) -> NDArray[Any]:
         """The struct `Batch` of one transfer. Replays that fetch text take turns with two places for their header."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_core.arena import place
-from gpu_core.cuda import cupy, device_address, driver, host_bytes, launch_of, read_behind, runtime
+from gpu_core.cuda import cupy, device_address, enqueue, host_bytes, launch_of, read_behind, runtime
 from gpu_core.join_layout import JOIN_BATCH, JOIN_JOB, JOIN_KERNEL, join_memory, max_pieces, n_blocks
 
 
@@ -48,9 +47,7 @@ class CudaJoin:
     def launch(self, epoch: int, n_bytes: int, n_pieces: int, flags: int) -> None:
         """Behind the replay with this epoch, on its stream."""
         self._job[()] = (epoch, n_bytes, n_pieces, flags, 0)
-        kernel, _blocks, threads, parameters, _structs = self._launch
-        blocks = n_blocks(n_pieces)
-        driver.launchKernel(kernel, blocks, 1, 1, threads, 1, 1, 0, self._stream, ctypes.addressof(parameters), 0)
+        enqueue(self._launch, self._stream, n_blocks(n_pieces))
 
     def reports(self, n_pieces: int) -> NDArray[Any]:
         """Of the last launch, which is over."""

@@ -79,8 +79,8 @@ def read_spec(data: bytes) -> TokenizerSpec:
     model_type = _model_type(model)
     vocab = _vocabulary(model, model_type)
     n_merges = _check_merges(model, vocab) if model_type == "BPE" else 0
-    pre_tokenizers = _flatten(file.get("pre_tokenizer"), "pretokenizers")
-    normalizers = _flatten(file.get("normalizer"), "normalizers")
+    pre_tokenizers = components(file.get("pre_tokenizer"), "pretokenizers")
+    normalizers = components(file.get("normalizer"), "normalizers")
     byte_level = any(step.get("type") == "ByteLevel" for step in chain(pre_tokenizers, normalizers))
     added_tokens = _added_tokens(file.get("added_tokens") or [], vocab)
     return TokenizerSpec(
@@ -89,8 +89,8 @@ def read_spec(data: bytes) -> TokenizerSpec:
         normalizers=_kinds(normalizers),
         pre_tokenizers=_kinds(pre_tokenizers),
         pattern_family=pattern_family(pre_tokenizers, byte_level) if model_type == "BPE" else "other",
-        post_processors=_kinds(_flatten(file.get("post_processor"), "processors")),
-        decoders=_kinds(_flatten(file.get("decoder"), "decoders")),
+        post_processors=_kinds(components(file.get("post_processor"), "processors")),
+        decoders=_kinds(components(file.get("decoder"), "decoders")),
         byte_level=byte_level,
         vocab_size=len(vocab),
         n_merges=n_merges,
@@ -198,13 +198,13 @@ def _are_known(merges: list[Any], vocab: dict[str, int], skip: int) -> bool:
         return False
 
 
-def _flatten(step: Any, members: str) -> list[dict[str, Any]]:
+def components(step: Any, members: str) -> list[dict[str, Any]]:
     """A component and everything nested in its sequences, in order."""
     if not isinstance(step, dict):
         return []
     if step.get("type") != "Sequence":
         return [step]
-    return [leaf for child in step.get(members) or [] for leaf in _flatten(child, members)]
+    return [leaf for child in step.get(members) or [] for leaf in components(child, members)]
 
 
 def _kinds(steps: Iterable[dict[str, Any]]) -> tuple[str, ...]:

@@ -136,10 +136,7 @@ class RouteDriver:
         driven.link = self._local = None
         if not self._closed:
             link.watch(self._poll.unregister)
-        if reason == ENGINE_SILENT:
-            link.kill(SILENT)
-        elif reason != NOT_READY:
-            link.kill(UNUSABLE)
+        end_engine(link, reason)
         if driven.links:
             self.wake()
 
@@ -148,6 +145,14 @@ FULL_S = 0.1
 SILENT = "a replay was not finished in time"
 UNUSABLE = "its answers could not be used"
 """Why an engine is ended by its route. The second: it may live on, and say nonsense; only a new one is served again."""
+
+
+def end_engine(link: ProcessLink | LocalLink, reason: str) -> None:
+    """End an engine that its route gave up for a reason of `group.FALLBACK_REASONS`, unless it has ended."""
+    if reason == ENGINE_SILENT:
+        link.kill(SILENT)
+    elif reason != NOT_READY:
+        link.kill(UNUSABLE)
 
 
 class _Driven:
