@@ -128,6 +128,8 @@ def serve(
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         registry = Registry(options, work)
+        if frontend is not None:
+            frontend.adopt(registry)
         listeners = open_listeners(options, passed_sockets()) if frontend is None else frontend.listeners
     except (StartError, ValueError) as error:
         print(f"sidetok: {error}", file=sys.stderr)

@@ -19,6 +19,7 @@ from dispatcher.gpus import Gpus
 from dispatcher.meter import ThreadClocks
 from dispatcher.options import DispatcherOptions
 from dispatcher.policy import ADAPTIVE
+from service.additions import Additions
 from service.gate import Gate
 from service.hot import HotPath
 from service.meter import LoopLag, RequestMeter
@@ -81,6 +82,7 @@ class Service:
         self.gate = Gate(self.dispatcher, self.meter, options, work, registry)
         self.hot = HotPath(self.gate)
         self.metrics = Metrics(self)
+        self.additions = Additions(registry, clocks)
         self._background = ThreadPoolExecutor(1, "sidetok-background", self._register_background)
         self._tick_due_s = 0.0
         self._ticker: asyncio.TimerHandle | None = None

@@ -7,8 +7,7 @@ after the other; requests for it get 503 until it is proven, all others are serv
 from __future__ import annotations
 
 import hmac
-import logging
-import threading
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -16,15 +15,18 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpu_core.errors import SidetokError
-from service.errors import BodyTooLarge, Conflict, InvalidBody, UnknownModel, status_of
+from service.additions import Change
+from service.errors import BodyTooLarge, InvalidBody, UnknownModel, status_of
 from service.registry import EMBEDDED, Model
 from service.state import Service
-
-log = logging.getLogger("sidetok.tokenizers")
 
 MAX_BODY_BYTES = 65_536
 STATUS = {"loading": "processing", "ready": "completed", "failed": "failed"}
 """SMG's word for each state of a model."""
+
+
+Answer = tuple[int, dict[str, Any]]
+"""Status and body."""
 
 
 class Addition(BaseModel):
@@ -44,7 +46,7 @@ def tokenizer_router(service: Service) -> APIRouter:
 
     async def list_all(request: Request) -> JSONResponse:
         """All models."""
-        return await admin.answer(request, lambda _: (200, {"tokenizers": [_info(m) for m in admin.models()]}))
+        return await admin.answer(request, lambda _: _known({"tokenizers": [_info(m) for m in admin.models()]}))
 
     async def add(request: Request) -> JSONResponse:
         """Begin to load a model; its status tells the rest."""
@@ -52,11 +54,11 @@ def tokenizer_router(service: Service) -> APIRouter:
 
     async def one(request: Request, tokenizer_id: str) -> JSONResponse:
         """One model."""
-        return await admin.answer(request, lambda _: (200, _info(admin.find(tokenizer_id))))
+        return await admin.answer(request, lambda _: _known(_info(admin.find(tokenizer_id))))
 
     async def status(request: Request, tokenizer_id: str) -> JSONResponse:
         """How far its load is."""
-        return await admin.answer(request, lambda _: (200, _status(admin.find(tokenizer_id))))
+        return await admin.answer(request, lambda _: _known(admin.status(admin.find(tokenizer_id))))
 
     async def remove(request: Request, tokenizer_id: str) -> JSONResponse:
         """Serve a model no more."""
@@ -76,14 +78,15 @@ class _Admin:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._key = service.options.admin_key.encode()
-        self._one_load = threading.Lock()
 
-    async def answer(self, request: Request, act: Any) -> JSONResponse:
+    async def answer(self, request: Request, act: Callable[[bytes], Awaitable[Answer]]) -> JSONResponse:
         """The answer of an action, or its error; nothing without the key."""
         if not self._is_admin(request):
             return _error(401, "unauthorized", "This endpoint wants the admin key as `Authorization: Bearer`.")
         try:
-            code, fields = act(await _body(request))
+            code, fields = await act(await _body(request))
+        except TimeoutError:
+            return _error(503, "ServiceUnavailableError", "The frontends of the service do not answer; try again.")
         except SidetokError as error:
             row = status_of(error)
             kind = "tokenizer_not_found" if isinstance(error, UnknownModel) else row.type
@@ -96,41 +99,41 @@ class _Admin:
 
     def find(self, tokenizer_id: str) -> Model:
         """The model of that id or name. Raises `UnknownModel`."""
-        for model in self.models():
-            if tokenizer_id in (model.id, model.name):
-                return model
-        raise UnknownModel("There is no such tokenizer.")
+        return self._service.additions.named(tokenizer_id)
 
-    def add(self, body: bytes) -> tuple[int, dict[str, Any]]:
+    async def add(self, body: bytes) -> Answer:
         """Register a model and start its load. Raises `InvalidBody` or `Conflict`."""
-        self._check_alone()
         try:
             wanted = Addition.model_validate_json(body)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             place = ".".join(map(str, first["loc"]))
             raise InvalidBody(f"{place or 'body'}: {first['msg']}", place) from None
-        registry = self._service.registry
         path = EMBEDDED if wanted.source == EMBEDDED else wanted.source
-        model = registry.add(wanted.name, path, wanted.chat_template_path or "")
-        # A daemon: a load that takes long does not hold up the exit.
-        threading.Thread(target=self._load, args=(model,), name="sidetok-load-added", daemon=True).start()
-        return 202, {**_status(model), "status": "pending", "message": "The tokenizer is being loaded."}
+        model = await self._change(Change("add", wanted.name, path, wanted.chat_template_path or ""))
+        return 202, {**self.status(model), "status": "pending", "message": "The tokenizer is being loaded."}
 
-    def remove(self, model: Model) -> tuple[int, dict[str, Any]]:
+    async def remove(self, model: Model) -> Answer:
         """Take a model out. Raises `Conflict`."""
-        self._check_alone()
-        self._service.registry.remove(model)
-        log.info("model removed", extra={"model": model.name})
+        await self._change(Change("remove", model.name))
         return 200, {"success": True, "message": f"The tokenizer {model.name!r} was removed."}
 
-    def _check_alone(self) -> None:
-        if self._service.frontend is not None:
-            raise Conflict("With --frontends models come and go with a restart: name them with --model.")
+    def status(self, model: Model) -> dict[str, Any]:
+        """How far the load of a model is, in the frontend that is farthest behind."""
+        state, error = model.state, model.error
+        frontend = self._service.frontend
+        if frontend is not None and model.is_added:
+            state, error = frontend.models.get(model.id, ("loading", None))
+        return {
+            "id": model.id,
+            "status": STATUS[state],
+            "message": error or f"The tokenizer is {state}.",
+            "vocab_size": _info(model)["vocab_size"],
+        }
 
-    def _load(self, model: Model) -> None:
-        with self._one_load, self._service.dispatcher.clocks.counting("load"):
-            self._service.registry.load(model)
+    async def _change(self, change: Change) -> Model:
+        frontend = self._service.frontend
+        return self._service.additions.make(change)[0] if frontend is None else await frontend.change(change)
 
     def _is_admin(self, request: Request) -> bool:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
@@ -153,14 +156,8 @@ def _info(model: Model) -> dict[str, Any]:
     return {"id": model.id, "name": model.name, "source": model.path, "vocab_size": vocab_size}
 
 
-def _status(model: Model) -> dict[str, Any]:
-    info = _info(model)
-    return {
-        "id": model.id,
-        "status": STATUS[model.state],
-        "message": model.error or f"The tokenizer is {model.state}.",
-        "vocab_size": info["vocab_size"],
-    }
+async def _known(fields: dict[str, Any]) -> Answer:
+    return 200, fields
 
 
 def _error(code: int, kind: str, message: str) -> JSONResponse:

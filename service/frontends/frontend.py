@@ -16,18 +16,25 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
+from uuid import UUID, uuid5
 
 import uvicorn
 
 from dispatcher.gpu.child import end_with
+from gpu_core.errors import SidetokError
+from service.additions import Change
 from service.banner import show_banner
+from service.errors import Conflict
 from service.frontends.acceptor import Acceptor
 from service.frontends.board import Board
+from service.frontends.changes import CHANGE_S
 from service.frontends.exposition import families_of
 from service.frontends.messages import Channel, Setup, receive_now
 from service.frontends.rounds import REPORT_S, UNASKED
 from service.listeners import Listener
+from service.registry import Model, Registry
 from service.server import Server, serve
 from service.state import Service
 
@@ -55,9 +62,21 @@ class Frontend:
         """Nobody new can connect any more."""
         self._sock = sock
         self._heard_state = asyncio.Event()
-        self._questions: dict[int, asyncio.Future[bytes]] = {}
+        self.models: dict[str, list[Any]] = {}
+        """State and error of models that came at run time, by id, in the worst of all frontends."""
+        self._questions: dict[int, asyncio.Future[Any]] = {}
+        self._outcomes: dict[int, Model | SidetokError] = {}
+        """What this frontend's own questions for a change came to here."""
+        self._early: list[list[Any]] | None = [[0, 0, 0, change] for change in setup.changes]
+        """Changes that wait for the models of the start; None = these are loaded."""
         self._numbers = itertools.count(1)
         self._reports: set[asyncio.Task[None]] = set()
+
+    def adopt(self, registry: Registry) -> None:
+        """Give the models of the start the ids and times that they have in every frontend."""
+        for model in registry.models():
+            model.id = uuid5(UUID(int=0), f"{self.setup.started_s} {model.name}").hex
+            model.created_s = int(self.setup.started_s)
 
     def server(self, config: uvicorn.Config, service: Service) -> FrontendServer:
         """The server that accepts from the shared sockets."""
@@ -72,19 +91,30 @@ class Frontend:
 
     async def loaded(self) -> None:
         """Tell that every model is ready or failed; ends when the state of all frontends is known."""
+        early, self._early = self._early or [], None
+        loads = [load for change in early if (load := self._change(*change)) is not None]
+        if loads and self.setup.waits:
+            await asyncio.wait(loads)
         self._heard_state.clear()
         self._channel.send("loaded", self._service.registry.ready)
         await self._heard_state.wait()
 
     async def exposition(self) -> bytes:
         """The metrics of the whole service. Raises `TimeoutError` when the keeper does not answer."""
-        number = next(self._numbers)
-        answer = self._questions[number] = asyncio.get_running_loop().create_future()
-        self._channel.send("scrape", number)
-        try:
-            return await asyncio.wait_for(answer, 3 * REPORT_S)
-        finally:
-            del self._questions[number]
+        text: str = await self._ask("scrape", 3 * REPORT_S)
+        return text.encode()
+
+    async def change(self, change: Change) -> Model:
+        """Have all frontends add or remove a model. Raises `Conflict` and `UnknownModel`, and `TimeoutError`."""
+        if self.state != "ready":
+            raise Conflict("Models are still loading; try again.")
+        outcome = await self._ask("change", 2 * CHANGE_S, change.to_json())
+        if outcome is None:
+            raise TimeoutError
+        if isinstance(outcome, SidetokError):
+            raise outcome
+        model: Model = outcome
+        return model
 
     async def leave(self) -> None:
         """Tell the last figures."""
@@ -99,8 +129,17 @@ class Frontend:
             if kind == "peers":
                 self.state = content
                 self._heard_state.set()
+            elif kind == "models":
+                self.models = content
+            elif kind == "change":
+                if self._early is None:
+                    self._change(*content)
+                else:
+                    self._early.append(content)
+            elif kind == "changed":
+                self._answer(content, self._outcomes.pop(content, None))
             elif kind == "report":
-                task = asyncio.ensure_future(self._report(content))
+                task = asyncio.ensure_future(self._report(*content))
                 self._reports.add(task)
                 task.add_done_callback(self._reports.discard)
             elif kind == "scrape":
@@ -116,10 +155,39 @@ class Frontend:
         self.is_shut.set()
         self._end(at_once=False)
 
-    def _answer(self, number: int, text: str) -> None:
+    async def _ask(self, kind: str, seconds: float, *content: Any) -> Any:
+        number = next(self._numbers)
+        answer = self._questions[number] = asyncio.get_running_loop().create_future()
+        self._channel.send(kind, [number, *content])
+        try:
+            return await asyncio.wait_for(answer, seconds)
+        finally:
+            del self._questions[number]
+            self._outcomes.pop(number, None)
+
+    def _answer(self, number: int, answer: Any) -> None:
         question = self._questions.get(number)
         if question is not None and not question.done():
-            question.set_result(text.encode())
+            question.set_result(answer)
+
+    def _change(self, number: int, asker: int, question: int, content: dict[str, Any]) -> asyncio.Future[None] | None:
+        """Make a change as all frontends do; when the model is loaded, if one came."""
+        load: asyncio.Future[None] | None = None
+        outcome: Model | SidetokError
+        try:
+            outcome, load = self._service.additions.make(Change(**content))
+        except SidetokError as error:
+            outcome = error
+        else:
+            if load is not None:
+                load.add_done_callback(partial(self._tell_model, outcome))
+        if asker == self.number and question in self._questions:
+            self._outcomes[question] = outcome
+        self._channel.send("changed", [number, content if isinstance(outcome, SidetokError) else None])
+        return load
+
+    def _tell_model(self, model: Model, _: object) -> None:
+        self._channel.send("model", [model.id, model.state, model.error])
 
     async def _report(self, number: int) -> None:
         metrics = await self._service.in_background(self._service.metrics.collect)

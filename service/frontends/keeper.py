@@ -22,6 +22,7 @@ from dispatcher.gpu.restarts import Restarts
 from dispatcher.options import DispatcherOptions
 from service import log as logs
 from service.frontends.board import ABSENT, Board
+from service.frontends.changes import Changes
 from service.frontends.division import gpu_part_of, part_of
 from service.frontends.kept import FAILED, LOADING, READY, Kept
 from service.frontends.messages import Channel, Setup
@@ -63,6 +64,7 @@ def serve(
         work=part_of(work, options.frontends),
         gpu=gpu_part_of(gpu, options.frontends),
         engine_command=list(engine_command),
+        changes=[],
     )
     try:
         return asyncio.run(Keeper(setup, listeners, python_command("service.frontends.frontend")).run())
@@ -84,6 +86,7 @@ class Keeper:
         self._to_come = set(range(1, setup.n_frontends + 1))
         """Numbers of frontends that were not started yet, not even once."""
         self._rounds = Rounds(setup.n_frontends)
+        self._changes = Changes()
         self._first = asyncio.Event()
         """The first frontend said that its settings are sound, or ended."""
         self._stopping = asyncio.Event()
@@ -171,7 +174,7 @@ class Keeper:
             )
         kept = Kept(number, waits, process, await Channel.over(ours))
         setup = {**self._setup.to_json(), "number": number, "board": self._board_fd, "waits": waits}
-        kept.channel.send("setup", setup)
+        kept.channel.send("setup", {**setup, "changes": self._changes.made})
         return kept
 
     async def _attend(self, kept: Kept) -> None:
@@ -185,11 +188,21 @@ class Keeper:
             elif kind == "report":
                 self._rounds.report(kept, *content)
             elif kind == "scrape":
-                self._spawn(self._rounds.scrape(kept, content, self._kept.values()))
+                self._spawn(self._rounds.scrape(kept, self._kept.values(), *content))
+            elif kind == "change":
+                self._spawn(self._changes.make(kept, self._kept.values(), *content))
+            elif kind == "changed":
+                self._changes.answered(kept, *content)
+                self._tell_models()
+            elif kind == "model":
+                model, state, error = content
+                kept.models[model] = (state, error)
+                self._tell_models()
 
     def _loaded(self, kept: Kept, can_serve: bool) -> None:
         kept.state, kept.ready_s = (READY if can_serve else FAILED), time.monotonic()
         self._tell_state()
+        self._tell_models()
         if self._state == READY and not self._was_ready:
             self._was_ready = True
             log.info("ready", extra={"addresses": self._addresses, "frontends": self._setup.n_frontends})
@@ -207,12 +220,18 @@ class Keeper:
         for kept in self._kept.values():
             kept.channel.send("peers", self._state)
 
+    def _tell_models(self) -> None:
+        states = self._changes.states(self._kept.values())
+        for kept in self._kept.values():
+            kept.channel.send("models", states)
+
     def _lose(self, kept: Kept) -> None:
         """A frontend ended: what it had counted stays."""
         del self._kept[kept.number]
         kept.channel.close()
         self._board.write(kept.number, ABSENT)
         self._rounds.lose(kept)
+        self._changes.lose(kept)
         self._tell_state()
 
     async def _drain(self) -> None:

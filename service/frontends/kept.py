@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from service.frontends.messages import Channel
 
@@ -23,6 +23,8 @@ class Kept:
     process: asyncio.subprocess.Process
     channel: Channel
     state: str = LOADING
+    models: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+    """State and error of models that it loaded at run time, by id."""
     ready_s: float = 0.0
     """When its models were loaded, on the monotonic clock; 0 = not yet."""
 

@@ -10,6 +10,12 @@
 | `peers` | keeper | state of all frontends that accept: `loading`, `ready`, `failed` |
 | `banner` | keeper | none: show it |
 | `report` | both | the number of a round; then that and the families, 0 being a report that nobody asked for |
+| `change` | frontend | the number of a question and a change that it wants |
+| `change` | keeper | the number of a round, who asked, the number of the question, the change |
+| `changed` | frontend | the number of the round, and the change if it was refused |
+| `changed` | keeper | the number of the question: all made the change |
+| `model` | frontend | id, state and error of a model that it loaded at run time |
+| `models` | keeper | state and error of all such models by id, the worst of all frontends |
 | `scrape` | both | the number of a question; then that and the exposition |
 | `drain`, `shut`, `leave` | keeper | none: want no traffic; nobody new can connect; end now |
 """
@@ -55,6 +61,8 @@ class Setup:
     work: DispatcherOptions
     gpu: GpuRouteOptions
     engine_command: list[str]
+    changes: list[dict[str, Any]]
+    """Models that were added and removed since the start of the service, as `service.additions.Change`."""
 
     def to_json(self) -> dict[str, Any]:
         """As the content of a message."""

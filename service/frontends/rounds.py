@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Collection
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from service.frontends.awaited import Awaited
 from service.frontends.exposition import Family, Totals, families_of
 from service.frontends.kept import READY, Kept
 
@@ -27,44 +26,25 @@ class Rounds:
         """Frontends that ended and were started again."""
         self._n_frontends = n_frontends
         self._totals = Totals()
-        self._number = UNASKED
-        self._missing: dict[int, set[Kept]] = {}
-        """Of whom each round still waits."""
-        self._complete: dict[int, asyncio.Event] = {}
+        self._awaited = Awaited()
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
 
-    async def scrape(self, asker: Kept, question: int, everybody: Collection[Kept]) -> None:
+    async def scrape(self, asker: Kept, everybody: Collection[Kept], question: int) -> None:
         """Answer one question of a frontend with the exposition of all."""
-        self._number = number = self._number + 1
-        asked = self._missing[number] = set(everybody)
-        n_asked = len(asked)
-        complete = self._complete[number] = asyncio.Event()
-        for kept in tuple(asked):
-            kept.channel.send("report", number)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(complete.wait(), REPORT_S)
-        del self._missing[number], self._complete[number]
-        own = self._own(sum(kept.state == READY for kept in everybody), n_asked - len(asked))
+        n_reported = await self._awaited.ask("report", everybody, REPORT_S)
+        own = self._own(sum(kept.state == READY for kept in everybody), n_reported)
         asker.channel.send("scrape", [question, self._totals.render(own).decode()])
 
     def report(self, kept: Kept, number: int, families: list[Any]) -> None:
         """A frontend reported."""
         self._totals.report(kept.number, [tuple(family) for family in families])
-        self._strike(number, kept)
+        self._awaited.answered(number, kept)
 
     def lose(self, kept: Kept) -> None:
-        """A frontend ended: nobody waits for it."""
+        """A frontend ended: what it had counted stays."""
         self._totals.end(kept.number)
-        for number in tuple(self._missing):
-            self._strike(number, kept)
-
-    def _strike(self, number: int, kept: Kept) -> None:
-        missing = self._missing.get(number)
-        if missing is not None:
-            missing.discard(kept)
-            if not missing:
-                self._complete[number].set()
+        self._awaited.lose(kept)
 
     def _own(self, n_ready: int, n_reported: int) -> list[Family]:
         """What the keeper says of itself and of this scrape."""

@@ -12,7 +12,17 @@ import pytest
 from tokenizers import Tokenizer as Reference
 
 from tests.end_to_end.gpu_harness import FLAGS, gpu_program, wait_served
-from tests.end_to_end.harness import Closed, Samples, ServiceProcess, Wire, encode, eventually, request, serving
+from tests.end_to_end.harness import (
+    Closed,
+    Response,
+    Samples,
+    ServiceProcess,
+    Wire,
+    encode,
+    eventually,
+    request,
+    serving,
+)
 from tests.end_to_end.test_drain import Clients
 from tests.engine_rig import is_alive
 
@@ -97,16 +107,42 @@ def test_logs(pair: ServiceProcess) -> None:
     assert {record["frontend"] for record in pair.logged("model ready")} >= {1, 2}
 
 
-def test_models_stay(pair: ServiceProcess) -> None:
-    """Models cannot be added or removed at run time, and the answer says what to do instead."""
+def test_models_come_and_go_everywhere(pair: ServiceProcess, home: Path, reference: Reference) -> None:
+    """A model that is added is there in all frontends, also in one that starts later, until it is removed."""
+    headers = {"authorization": "Bearer key"}
+    wires = wires_to_all(pair)
+    ids = [_asked(wire, "/v1/tokenizers").json["tokenizers"][0]["id"] for wire in wires.values()]
+    assert len(set(ids)) == 1
     with pair.client() as client:
-        headers = {"authorization": "Bearer key"}
-        assert client.get("/v1/tokenizers", headers=headers).status_code == 200
-        added = client.post("/v1/tokenizers", headers=headers, json={"name": "a", "source": "embedded"})
-        removed = client.delete("/v1/tokenizers/small", headers=headers)
-    for answer in (added, removed):
-        assert answer.status_code == 409
-        assert "--model" in answer.json()["error"]["message"]
+        wanted = {"name": "later", "source": str(home / "tokenizer.json")}
+        added = client.post("/v1/tokenizers", headers=headers, json=wanted)
+        assert added.status_code == 202
+        again = client.post("/v1/tokenizers", headers=headers, json=wanted)
+        assert again.status_code == 409
+    path = f"/v1/tokenizers/{added.json()['id']}/status"
+    for wire in wires.values():
+        assert _asked(wire, path).json["status"] in ("processing", "completed")
+    eventually(lambda: _asked(next(iter(wires.values())), path).json["status"] == "completed")
+    expected = reference.encode("later").ids
+    for wire in wires.values():
+        assert wire.ask(encode("later", model="later")).json["ids"] == expected
+    victim = next(iter(wires))
+    os.kill(victim, signal.SIGKILL)
+    eventually(lambda: not is_alive(victim))
+    eventually(lambda: pair.metrics()["sidetok_frontends_ready"][()] == 2)
+    wires = wires_to_all(pair)
+    for wire in wires.values():
+        assert wire.ask(encode("later", model="later")).json["ids"] == expected
+    with pair.client() as client:
+        assert client.delete("/v1/tokenizers/later", headers=headers).status_code == 200
+        assert client.delete("/v1/tokenizers/later", headers=headers).status_code == 404
+    for wire in wires.values():
+        assert wire.ask(encode("later", model="later")).status == 404
+        assert wire.ask(encode("later")).json["ids"] == expected
+
+
+def _asked(wire: Wire, path: str) -> Response:
+    return wire.ask(request(b"", path, "GET", authorization="Bearer key"))
 
 
 def test_one_that_is_killed(pair: ServiceProcess, reference: Reference) -> None:

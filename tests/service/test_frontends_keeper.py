@@ -38,7 +38,7 @@ say("loaded", True)
 while (message := receive_now(sock)):
     kind, content = message
     if kind == "report":
-        say("report", [content, [["t", "T.", "counter", [["t_total", {}, number]]]]])
+        say("report", [content[0], [["t", "T.", "counter", [["t_total", {}, number]]]]])
     else:
         note(f"{kind} {content or ''}".strip())
     if kind == "shut":
@@ -77,6 +77,7 @@ def kept(
         work=DispatcherOptions(),
         gpu=GpuRouteOptions(),
         engine_command=[],
+        changes=[],
     )
     command = [sys.executable, "-c", PROGRAM.format(folder=str(folder)) + program]
 
@@ -155,9 +156,9 @@ answered = 0
 while (message := receive_now(sock)):
     kind, content = message
     if kind == "peers" and content == "ready" and number == 1 and not answered:
-        say("scrape", 7)
+        say("scrape", [7])
     elif kind == "report" and number != SILENT:
-        say("report", [content, [["t", "T.", "counter", [["t_total", {}, number]]]]])
+        say("report", [content[0], [["t", "T.", "counter", [["t_total", {}, number]]]]])
     elif kind == "scrape":
         answered = 1
         text = dict(line.rsplit(" ", 1) for line in content[1].splitlines() if line and line[0] != "#")

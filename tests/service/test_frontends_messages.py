@@ -23,6 +23,7 @@ SETUP = Setup(
     work=DispatcherOptions(cpu_workers=3, max_wait_s=0.5),
     gpu=GpuRouteOptions(gpus="0,1"),
     engine_command=["x", "y"],
+    changes=[{"kind": "add", "name": "a"}],
 )
 
 
