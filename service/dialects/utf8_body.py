@@ -1,4 +1,4 @@
-"""Conversations whose long texts stay the UTF-8 that they came as (`service.chat_text`).
+"""Prompts and conversations whose long texts stay the UTF-8 that they came as (`service.chat_text`).
 
 pydantic's parser gives the bytes of a string where a schema asks for them. It reads what Python's `json` reads, to the
 same values, and refuses more; what it refuses is read in the usual way, which also says what is wrong.
@@ -7,7 +7,7 @@ same values, and refuses more; what it refuses is read in the usual way, which a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from pydantic_core import SchemaValidator, ValidationError, core_schema
 
@@ -36,33 +36,61 @@ _ANY = core_schema.any_schema()
 _TEXT = core_schema.union_schema([core_schema.bytes_schema(), _ANY], mode="left_to_right")
 
 
-def _with(name: str, schema: core_schema.CoreSchema) -> core_schema.CoreSchema:
-    """An object with a field of this schema, if it is there, and any others; or anything else."""
-    fields = {name: core_schema.typed_dict_field(schema, required=False)}
+def _object(**schemas: core_schema.CoreSchema) -> core_schema.CoreSchema:
+    """An object with fields of these schemas, as far as they are there, and any others."""
+    fields = {name: core_schema.typed_dict_field(schema, required=False) for name, schema in schemas.items()}
     return core_schema.typed_dict_schema(fields, extra_behavior="allow")
 
 
-_PARTS = core_schema.list_schema(core_schema.union_schema([_with("text", _TEXT), _ANY], mode="left_to_right"))
+_PARTS = core_schema.list_schema(core_schema.union_schema([_object(text=_TEXT), _ANY], mode="left_to_right"))
 _CONTENT = core_schema.union_schema([core_schema.bytes_schema(), _PARTS, _ANY], mode="left_to_right")
-_BODY = SchemaValidator(_with("messages", core_schema.list_schema(_with("content", _CONTENT))))
+_BODY = SchemaValidator(_object(prompt=_TEXT, messages=core_schema.list_schema(_object(content=_CONTENT))))
 
 
-def conversation_form(body: bytes, validate: Callable[[Any, int], F]) -> F | None:
-    """`validate(fields, len(body))` of a large body, with long texts of its messages as `Utf8Text`.
+class Utf8Fields(NamedTuple):
+    """The fields of a body without its long texts, in whose place an empty one stands, and those texts."""
 
-    None for a body that is better read in the usual way, or has to be: of ASCII only, or not valid. Raises
-    `BodyTooLarge`.
+    fields: dict[str, Any]
+    prompt: bytes | None
+    texts: list[Utf8Text | None]
+    """Contents of messages, by message."""
+
+
+def utf8_fields(body: bytes) -> Utf8Fields | None:
+    """The fields of a large body; None for one that is better read in the usual way, or has to be.
+
+    That is one of ASCII only, or not valid. Raises `BodyTooLarge`.
     """
     if len(body) <= LARGE_BODY_BYTES or body.isascii():
         return None
     check_json(body)
     try:
         fields = _BODY.validate_json(body)
-        texts = _taken_texts(fields.get("messages", ()))
-        form = validate(fields, len(body))
-    except (ValidationError, Mistakes, CallerError):
+    except ValidationError:
         return None
-    for message, text in zip(form.messages, texts, strict=True):
+    prompt = fields.get("prompt")
+    if type(prompt) is bytes:
+        fields["prompt"] = "" if len(prompt) >= MIN_BYTES else str(prompt, "utf-8")
+    is_long = type(prompt) is bytes and len(prompt) >= MIN_BYTES
+    return Utf8Fields(fields, prompt if is_long else None, _taken_texts(fields.get("messages", ())))
+
+
+def conversation_form(body: bytes, validate: Callable[[Any, int], F]) -> F | None:
+    """`validate(fields, len(body))` of a conversation in a large body, with long texts of its messages as `Utf8Text`.
+
+    None for a body that is to be read in the usual way. Raises `BodyTooLarge`.
+    """
+    read = utf8_fields(body)
+    return None if read is None or read.prompt is not None else conversation_of_fields(read, validate, len(body))
+
+
+def conversation_of_fields(read: Utf8Fields, validate: Callable[[Any, int], F], n_bytes: int) -> F | None:
+    """The same of fields that were read."""
+    try:
+        form = validate(read.fields, n_bytes)
+    except (Mistakes, CallerError):
+        return None
+    for message, text in zip(form.messages, read.texts, strict=True):
         if text is not None:
             message["content"] = text
     return form

@@ -15,10 +15,12 @@ import orjson
 from numpy.typing import NDArray
 
 from dispatcher.errors import InvalidIds, InvalidOption
+from dispatcher.late_texts import LateTexts
 from dispatcher.request import DecodeRequest, EncodedDocument, EncodeOptions, EncodeRequest, Request, Result
 from service.codecs import IDS_PER_PIECE, listed_ids
-from service.dialects.body import packed_ids, read_json, validated
-from service.dialects.vllm_chat import Conversation, render
+from service.dialects.body import Mistakes, packed_ids, read_json, validated
+from service.dialects.utf8_body import conversation_of_fields, has_utf8, utf8_fields
+from service.dialects.vllm_chat import Conversation, render, render_utf8
 from service.dialects.vllm_errors import VllmEndpoint
 from service.dialects.vllm_schema import Chat, Completion, Ids, validate_detokenize, validate_tokenize
 from service.endpoint import Answer, Head, answer_of
@@ -44,7 +46,8 @@ class Prompt(NamedTuple):
     """What `vllm_schema.Completion` says, without pydantic."""
 
     model: str | None
-    prompt: str
+    prompt: str | bytes
+    """UTF-8 where it stays what it came as."""
     add_special_tokens: bool
     return_token_strs: bool
 
@@ -65,6 +68,8 @@ class Tokenize(VllmEndpoint[Prompt | Completion | Chat]):
 
     def form(self, body: bytes) -> Prompt | Completion | Chat:
         """See `JsonEndpoint`."""
+        if (kept := self._utf8_form(body)) is not None:
+            return kept
         fields = read_json(body)
         check_flags(fields)
         if isinstance(fields, dict) and (form := _plain_completion(fields)) is not None:
@@ -74,10 +79,11 @@ class Tokenize(VllmEndpoint[Prompt | Completion | Chat]):
     def request(self, head: Head, form: Prompt | Completion | Chat, n_bytes: int) -> TokenizeRequest:
         """See `JsonEndpoint`."""
         model = self.registry.resolve(form.model)
+        text = self._text(form, model)
         return TokenizeRequest(
             model.name,
             model.ready_tokenizer,
-            [self._text(form, model)],
+            [text] if isinstance(text, str) else LateTexts([text]),
             _WITH_SPECIAL if form.add_special_tokens else _WITHOUT_SPECIAL,
             n_bytes,
             route=route_of(head),
@@ -87,8 +93,23 @@ class Tokenize(VllmEndpoint[Prompt | Completion | Chat]):
             return_token_strs=bool(form.return_token_strs),
         )
 
-    def _text(self, form: Prompt | Completion | Chat, model: Model) -> str:
-        return render(_conversation(form), model, self._trust_templates) if isinstance(form, Chat) else form.prompt
+    def _utf8_form(self, body: bytes) -> Prompt | Chat | None:
+        """The form of a large body whose texts a GPU may read as they came; the CPU engines want `str`."""
+        gpus = self.registry.gpus
+        read = utf8_fields(body) if gpus is not None and gpus.any else None
+        if read is None:
+            return None
+        check_flags(read.fields)
+        if read.prompt is None:
+            return conversation_of_fields(read, _chat, len(body))
+        form = _plain_completion(read.fields)
+        return None if form is None else form._replace(prompt=read.prompt)
+
+    def _text(self, form: Prompt | Completion | Chat, model: Model) -> str | bytes:
+        if not isinstance(form, Chat):
+            return form.prompt
+        rendered = render_utf8 if has_utf8(form.messages) else render
+        return rendered(_conversation(form), model, self._trust_templates)
 
     def write(self, head: Head, request: Request, result: Result) -> Answer:
         """See `service.endpoint.Endpoint`."""
@@ -133,6 +154,13 @@ def check_flags(fields: Any) -> None:
     """Raise for flags that exclude each other; on the raw values and before anything else, as vLLM does."""
     if isinstance(fields, dict) and fields.get("continue_final_message") and fields.get("add_generation_prompt"):
         raise InvalidOption(BOTH_FLAGS)
+
+
+def _chat(fields: Any, n_bytes: int) -> Chat:
+    form = validate_tokenize(fields, n_bytes)
+    if not isinstance(form, Chat):
+        raise Mistakes([])
+    return form
 
 
 def strings_json(strings: list[str | None]) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -14,6 +15,7 @@ from dispatcher.request import EncodeRequest
 from service.chat_text import Utf8Text, str_of
 from service.dialects.body import LARGE_BODY_BYTES, read_json
 from service.dialects.utf8_body import MIN_BYTES, conversation_form, has_utf8
+from service.dialects.vllm import Tokenize
 from service.dialects.vllm_render import ChatRender
 from service.dialects.vllm_render_schema import ChatCompletion, validate_chat
 from service.registry import Registry
@@ -142,6 +144,39 @@ def test_an_answer_is_the_same(registry: Registry) -> None:
         assert answers[0]["token_ids"] == answers[1]["token_ids"]
     wrong = {"messages": messages, "add_generation_prompt": True, "continue_final_message": True}
     assert send(endpoint, orjson.dumps(wrong), HEAD).body == send(endpoint, ascii_only(wrong), HEAD).body
+
+
+def test_prompts_stay_utf8_where_there_is_a_gpu(registry: Registry) -> None:
+    """`/tokenize` of a prompt or a conversation: the same document, options, answer and errors as in the usual way."""
+    endpoint = Tokenize(registry)
+    messages = [{"role": "user", "content": LONG}, {"role": "assistant", "content": "é"}]
+    both_flags = {"continue_final_message": True, "add_generation_prompt": True}
+    bodies: list[tuple[Any, bool]] = [
+        ({"prompt": LONG}, True),
+        ({"prompt": LONG, "add_special_tokens": False, "return_token_strs": True, "model": "small"}, True),
+        ({"messages": messages}, True),
+        ({"messages": messages, "continue_final_message": True, "add_generation_prompt": False}, False),
+        ({"prompt": "é", "note": LONG}, False),
+        ({"prompt": LONG, "add_special_tokens": "no"}, False),
+        ({"prompt": LONG, "model": "none"}, False),
+        ({"prompt": LONG, **both_flags}, False),
+        ({"messages": messages, **both_flags}, False),
+        ({"prompt": 5, "note": LONG}, False),
+        ({"prompt": LONG, "messages": messages}, False),
+    ]
+    for fields, is_kept in bodies:
+        body = orjson.dumps(fields)
+        usual = send(endpoint, body, HEAD)
+        registry.gpus = SimpleNamespace(any=True)  # type: ignore[assignment]
+        try:
+            answer = send(endpoint, body, HEAD)
+            if usual.status == 200:
+                request = endpoint.read(HEAD, body)
+                assert isinstance(request, EncodeRequest)
+                assert isinstance(request.documents, LateTexts) == is_kept, fields.keys()
+        finally:
+            registry.gpus = None
+        assert (answer.status, answer.whole) == (usual.status, usual.whole), fields.keys()
 
 
 def ascii_only(fields: Any) -> bytes:
