@@ -2,10 +2,12 @@
 
 Bundle      jobs of one round, their first try
 SecondTry   documents of one job that may not be in normal form, rewritten by a worker: a second try, and the last
+merged      what a worker makes of a request that came back with some of its results
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from dispatcher.costs import content_kind
@@ -14,7 +16,7 @@ from dispatcher.gpu.group import Group, Ids
 from dispatcher.gpu.held_ids import HeldIds
 from dispatcher.job import Job, Partial
 from dispatcher.policy import GPU
-from dispatcher.request import EncodedDocument, EncodeRequest
+from dispatcher.request import EncodedDocument, EncodeOptions, EncodeRequest
 from gpu_core.layout import REASON_NOT_NORMAL, REASONS
 from gpu_core.normal_form import Rewriter
 
@@ -163,3 +165,16 @@ def finished_ids(
     if decimals is not None and not result.truncated:
         result.decimals = finisher.decimals(decimals)
     return result
+
+
+def merged(
+    partial: Partial, encode: Callable[[list[str], EncodeOptions], list[EncodedDocument]]
+) -> list[EncodedDocument]:
+    """The results of a request, once what is missing was encoded, in the order of its documents."""
+    request, results = partial.request, partial.results
+    missing = [i for i, result in enumerate(results) if result is None]
+    if missing:
+        encoded = encode([request.documents[i] for i in missing], request.options)
+        for i, result in zip(missing, encoded, strict=True):
+            results[i] = result
+    return results  # type: ignore[return-value]

@@ -1,6 +1,7 @@
 """Chooses routes, one decision after the other: keeps what was chosen, counts why, and tries the other route at times.
 
     chooser.choose(model, kind, n_bytes, n_documents, cpu_load, [route.load(key), ...], now_ns) -> Choice
+    chooser.spell_of(choice, n_bytes, n_documents)    which is told when the work is answered (`dispatcher.ways`)
 
 Costs of a route that nothing takes go stale. So a bounded part of small work takes the other route, and only when that
 one was not seen at this size for a while; work that is large, or that would be slow there, or whose deadline is near,
@@ -21,18 +22,23 @@ from dispatcher.policy import (
     FASTER,
     GPU,
     LESS_CPU,
+    NO_GPU,
+    POLICY,
+    PREDICTED,
     REASONS,
+    TOGETHER,
     Choice,
     CpuLoad,
     GpuLoad,
-    asked_for,
     best_gpu,
-    compare,
+    choose_route,
     cpu_completion_ns,
     gpu_choice,
+    is_short,
     n_beyond_few,
 )
 from dispatcher.tally import Tally
+from dispatcher.ways import Spell, Ways
 
 EXPLORE_EVERY = 64
 """Decisions about one model, kind and size class between two explorations, at least; and so many times more as the
@@ -68,6 +74,8 @@ class _Habit:
     """Decisions since the last exploration."""
     n_clear: int = 0
     """So many more decisions are the same, while all that follows holds."""
+    times: float = 1.0
+    """The other route was predicted to take so many times as long."""
     until_ns: int = 0
     n_documents: int = 0
     max_bytes: int = 0
@@ -89,13 +97,37 @@ class _Habit:
         self.n_since += 1
         return True
 
+    def predicted(
+        self,
+        choice: Choice,
+        times: float,
+        n_bytes: int,
+        n_documents: int,
+        cpu: CpuLoad,
+        gpus: Sequence[GpuLoad],
+        now_ns: int,
+    ) -> None:
+        """Keep a prediction, and for how much it holds; the other route takes so many times as long."""
+        self.last = choice.route
+        self.n_since += 1
+        self.times = times
+        if times >= CLEAR_TIMES and choice.gpu == 0 and len(gpus) == 1:
+            self.until_ns, self.max_waiting = now_ns + CLEAR_NS, gpus[0].waiting_bytes + CLEAR_BYTES
+        elif times >= STAYS_TIMES and choice.gpu < 0 and cpu.is_first:
+            self.until_ns, self.max_waiting = now_ns + STAYS_NS, cpu.n_workers
+        else:
+            return
+        self.n_documents, self.max_bytes = n_documents, 2 * n_bytes
+        self.n_clear = CLEAR_DECISIONS
+
 
 class RouteChooser:
     """Any thread may choose; of two at the same moment, one may not be remembered, but both are counted."""
 
-    def __init__(self, costs: Costs, policy: str = ADAPTIVE) -> None:
+    def __init__(self, costs: Costs, policy: str = ADAPTIVE, ways: Ways | None = None) -> None:
         """`policy` is that of requests without one of their own."""
         self.costs, self.policy = costs, policy
+        self.ways = ways or Ways()
         self._habits: dict[tuple[str, str, int], _Habit] = {}
         self._counts = {(route, reason): Tally() for route in (CPU, GPU) for reason in REASONS}
 
@@ -109,30 +141,24 @@ class RouteChooser:
         gpus: Sequence[GpuLoad],
         now_ns: int,
         deadline_ns: int = 0,
+        policy: str = "",
     ) -> Choice:
-        """The route for at least one document of one kind, by the policy. `deadline_ns` 0 = never."""
-        costs = self.costs
-        if self.policy != ADAPTIVE:
-            return self.given(self.policy, model, kind, n_bytes, n_documents, gpus, now_ns)
-        gpu_cost = costs.of(GPU, model, kind)
-        cpu_cost = costs.of(CPU, model, kind)
-        key = (model, kind, size_class(n_bytes // n_documents))
-        habit = self._habits.get(key)
-        if habit is None:
-            habit = self._habits.setdefault(key, _Habit())
-        choice, times = compare(n_bytes, n_documents, cpu, cpu_cost, gpus, gpu_cost, now_ns, habit.last)
+        """The route for at least one document of one kind. `deadline_ns` 0 = never; `policy`: their own."""
+        policy = policy or self.policy
+        gpu_cost, cpu_cost = self.costs.of(GPU, model, kind), self.costs.of(CPU, model, kind)
+        if policy != ADAPTIVE:
+            choice, _ = choose_route(n_bytes, n_documents, cpu, cpu_cost, gpus, gpu_cost, now_ns, policy)
+            self._counts[choice.route, choice.reason].add()
+            return choice
+        way = self.ways.now(now_ns, n_documents) if is_short(n_bytes, n_documents) else PREDICTED
+        habit = self._habit_of(model, kind, size_class(n_bytes // n_documents))
+        choice, times = choose_route(
+            n_bytes, n_documents, cpu, cpu_cost, gpus, gpu_cost, now_ns, policy, habit.last, way
+        )
         habit.n_clear = 0
         if choice.reason is FASTER or choice.reason is LESS_CPU:
-            habit.last = choice.route
-            habit.n_since += 1
-            if times >= CLEAR_TIMES and choice.gpu == 0 and len(gpus) == 1:
-                habit.until_ns, habit.max_waiting = now_ns + CLEAR_NS, gpus[0].waiting_bytes + CLEAR_BYTES
-                habit.n_documents, habit.max_bytes = n_documents, 2 * n_bytes
-                habit.n_clear = CLEAR_DECISIONS
-            elif times >= STAYS_TIMES and choice.gpu < 0 and cpu.is_first:
-                habit.until_ns, habit.max_waiting = now_ns + STAYS_NS, cpu.n_workers
-                habit.n_documents, habit.max_bytes = n_documents, 2 * n_bytes
-                habit.n_clear = CLEAR_DECISIONS
+            self.ways.spell.predicted(choice.route, times)
+            habit.predicted(choice, times, n_bytes, n_documents, cpu, gpus, now_ns)
             if not habit.n_since % EXPLORE_EVERY and n_bytes <= EXPLORE_MAX_BYTES:
                 look = _Look(n_bytes, n_documents, cpu, cpu_cost, gpus, gpu_cost, now_ns)
                 other = look.at_the_other(choice.route, habit.n_since, deadline_ns)
@@ -142,20 +168,20 @@ class RouteChooser:
         self._counts[choice.route, choice.reason].add()
         return choice
 
-    def given(
-        self,
-        policy: str,
-        model: str,
-        kind: str,
-        n_bytes: int,
-        n_documents: int,
-        gpus: Sequence[GpuLoad],
-        now_ns: int,
-    ) -> Choice:
-        """The choice where the route is given, so that only a GPU is chosen."""
-        choice = asked_for(policy, n_bytes, n_documents, gpus, self.costs.of(GPU, model, kind), now_ns)
-        self._counts[choice.route, choice.reason].add()
-        return choice
+    def together_on_cpu(self, n_bytes: int, n_documents: int, now_ns: int) -> bool:
+        """Whether work is short and all such work takes the CPU route now, whatever its model and kind."""
+        if not is_short(n_bytes, n_documents) or self.ways.spell.way != CPU:
+            return False
+        if self.ways.now(now_ns, n_documents) != CPU:
+            return False
+        self._counts[CPU, TOGETHER].add()
+        return True
+
+    def spell_of(self, choice: Choice, n_bytes: int, n_documents: int) -> Spell | None:
+        """Whom to tell when the work is answered that was chosen for just now."""
+        if choice.reason is POLICY or choice.reason is NO_GPU or not is_short(n_bytes, n_documents):
+            return None
+        return self.ways.spell
 
     def again(
         self, model: str, kind: str, n_bytes: int, n_documents: int, gpus: Sequence[GpuLoad], now_ns: int
@@ -163,9 +189,11 @@ class RouteChooser:
         """The choice of a moment ago, if it was clear and nothing has changed that could change it."""
         habit = self._habits.get((model, kind, size_class(n_bytes // n_documents)))
         load = gpus[0]
-        if habit is None or not load.ready:
+        if habit is None or not habit.n_clear or not load.ready:
             return None
         if not habit.goes_on(GPU, n_bytes, n_documents, load.waiting_bytes, now_ns):
+            return None
+        if not self._is_predicted(GPU, habit.times, n_bytes, n_documents, now_ns):
             return None
         self._counts[GPU, FASTER].add()
         return _SAME
@@ -175,12 +203,27 @@ class RouteChooser:
         habit = self._habits.get((model, kind, size_class(n_bytes // n_documents)))
         if habit is None or not habit.goes_on(CPU, n_bytes, n_documents, n_waiting, now_ns):
             return False
+        if not self._is_predicted(CPU, habit.times, n_bytes, n_documents, now_ns):
+            return False
         self._counts[CPU, FASTER].add()
         return True
 
     def snapshot(self) -> dict[tuple[str, str], int]:
         """Decisions by route and reason; callable from any thread."""
         return {key: tally.value for key, tally in self._counts.items()}
+
+    def _habit_of(self, model: str, kind: str, of_size: int) -> _Habit:
+        habit = self._habits.get((model, kind, of_size))
+        return self._habits.setdefault((model, kind, of_size), _Habit()) if habit is None else habit
+
+    def _is_predicted(self, route: str, times: float, n_bytes: int, n_documents: int, now_ns: int) -> bool:
+        """Whether such work is predicted now, which makes this one more prediction."""
+        if not is_short(n_bytes, n_documents):
+            return True
+        if self.ways.now(now_ns, n_documents) != PREDICTED:
+            return False
+        self.ways.spell.predicted(route, times)
+        return True
 
 
 class _Look(NamedTuple):

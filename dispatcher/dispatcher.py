@@ -65,6 +65,7 @@ class Dispatcher:
         self._soon = soon
         self._submitted: list[Job[Any]] = []
         self._waking = False
+        self._woken_ns = 0
         self._home = threading.get_ident()
         self._queue = WorkQueue(n_cpus)
         self._done: deque[Job[Any]] = deque()
@@ -136,12 +137,16 @@ class Dispatcher:
     def deliver(self) -> None:
         """Hand finished jobs to their `on_done`."""
         self._waking = False
+        # A request waits as long for the loop, before it is a job.
+        late_ns = time.monotonic_ns() - self._woken_ns
         done = self._done
         while done:
             job = done.popleft()
             self._leave(job)
             if not job.settled:
                 self._settle(job, job.answer, job.error)
+                if job.spell is not None and job.error is None:
+                    job.spell.answered(job.submitted_ns, time.monotonic_ns() + late_ns)
 
     def snapshot(self) -> WorkerTally:
         """The sum of what the workers and the routes of GPUs counted; callable from any thread."""
@@ -186,6 +191,7 @@ class Dispatcher:
         self._done.extend(jobs)
         if jobs and not self._waking:
             self._waking = True
+            self._woken_ns = time.monotonic_ns()
             if self._soon is not None and threading.get_ident() == self._home:
                 # From a GPU route that the loop drives.
                 self._soon(self.deliver)

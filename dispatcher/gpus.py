@@ -168,6 +168,11 @@ class Gpus:
         if self._calibrator is not None:
             self._calibrator.add(tokenizer)
 
+    @property
+    def engine_cpu_ns(self) -> int:
+        """CPU time of the engine processes, for replays."""
+        return sum([route.engine_cpu_ns for route in self._routes])
+
     def loads(self, key: str) -> list[GpuLoad]:
         """The queue of each GPU for a model, ready or not. The order never changes."""
         routes = self._routes

@@ -8,6 +8,7 @@ No event loop and no admission take part: whoever calls bounds what it has in fl
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ from dispatcher.policy import CPU, GPU, NO_GPU
 from dispatcher.request import EncodedDocument, EncodeOptions, EncodeRequest, Request, Result, Route
 from dispatcher.router import Router
 from dispatcher.tokenizer import Tokenizer
+from dispatcher.ways import Spell
 from dispatcher.work_queue import WorkQueue
 from gpu_core.errors import SidetokError
 
@@ -66,6 +68,8 @@ class GroupCall:
         "_options",
         "_queue",
         "_router",
+        "_since_ns",
+        "_spell",
         "_tokenizer",
     )
 
@@ -90,6 +94,8 @@ class GroupCall:
         self._group: Group | None = None
         self._job: Job[Any] | None = None
         self._is_cancelled = False
+        self._spell: Spell | None = None
+        self._since_ns = 0
 
     def cancel(self) -> None:
         """Nobody waits for it any more; `on_done` gets `Cancelled`, unless results are there already."""
@@ -108,7 +114,9 @@ class GroupCall:
             n_bytes = len(first) if n_documents == 1 else sum(map(len, documents))
             kind = content_kind(bytes_of(first) if isinstance(first, ReservedText) else first)
             key = self._tokenizer.spec.digest
+            self._since_ns = time.monotonic_ns()
             choice = router.choose(key, kind, n_bytes, n_documents, route, deadline_ns)
+            self._spell = router.chooser.spell_of(choice, n_bytes, n_documents)
             if choice.route == GPU:
                 self._submit(router.gpus.route(choice.gpu), key, kind, deadline_ns)
                 return
@@ -218,6 +226,8 @@ class GroupCall:
     def _tell(self, result: EncodedGroup | None, error: SidetokError | None) -> None:
         self._group = self._job = None
         self._documents = ()
+        if self._spell is not None and error is None:
+            self._spell.answered(self._since_ns, time.monotonic_ns())
         try:
             self._on_done(None if error else result, error)
         except Exception as failure:

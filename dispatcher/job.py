@@ -15,6 +15,7 @@ from gpu_core.errors import SidetokError
 
 if TYPE_CHECKING:
     from dispatcher.gpu.group import Group
+    from dispatcher.ways import Spell
 
 A = TypeVar("A")
 
@@ -55,6 +56,7 @@ class Job(Generic[A]):
         "route",
         "settled",
         "slot",
+        "spell",
         "submitted_ns",
         "write",
     )
@@ -85,6 +87,8 @@ class Job(Generic[A]):
         """Where it is answered; documents that the GPU does not answer do not change it."""
         self.group: Group | None = None
         """What is on the GPU route of this job alone."""
+        self.spell: Spell | None = None
+        """Told what the answer took."""
         self.partial: Partial | None = None
         """Set when it comes back from the GPU route."""
         self.n_tokens = 0

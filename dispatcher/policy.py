@@ -14,10 +14,13 @@ not to a route that makes the other one slow.
 The faster one answers. When they are equal within 10 %, the one that takes less of the host's CPU does: it is kept
 while it is at most 10 % slower, and changed to while it is at most 5 % slower, so that noise changes nothing.
 
-    choose_route(n_bytes, n_documents, CpuLoad(...), cpu_cost, [route.load(key), ...], gpu_cost, now_ns)
-        -> Choice(route, reason, gpu)
+Short work is not predicted while all of it takes one route together, because that is what answers sooner at this load
+(`dispatcher.ways`).
 
-`dispatcher.chooser` calls it with what it keeps: the observed costs, and what was chosen before.
+    choose_route(n_bytes, n_documents, CpuLoad(...), cpu_cost, [route.load(key), ...], gpu_cost, now_ns)
+        -> Choice(route, reason, gpu), times
+
+`dispatcher.chooser` calls it with what it keeps: the observed costs, what was chosen before, and the way of short work.
 """
 
 from __future__ import annotations
@@ -32,9 +35,13 @@ CPU, GPU = "cpu", "gpu"
 ADAPTIVE = "adaptive"
 POLICIES = (ADAPTIVE, CPU, GPU)
 
-FASTER, LESS_CPU, EXPLORE, POLICY, NO_GPU = "faster", "less_cpu", "explore", "policy", "no_gpu"
-REASONS = (FASTER, LESS_CPU, EXPLORE, POLICY, NO_GPU)
-"""Faster; equally fast and less host CPU; to see what the other one costs now; asked for; the only one there is."""
+PREDICTED = "predicted"
+"""The way of work that is predicted piece by piece. The other ways are that all short work takes one route."""
+
+FASTER, LESS_CPU, EXPLORE, POLICY, NO_GPU, TOGETHER = "faster", "less_cpu", "explore", "policy", "no_gpu", "together"
+REASONS = (FASTER, LESS_CPU, EXPLORE, POLICY, NO_GPU, TOGETHER)
+"""Faster; equally fast and less host CPU; to see what the other one costs now; asked for; the only one there is; that
+of all short work now."""
 
 STAYS = 1.10
 """A route with less host CPU is kept while it is slower by no more than this."""
@@ -48,6 +55,12 @@ BUSY_DOCUMENTS = 8
 """... Busy is one with more documents, ..."""
 HANDOVERS_AT_MOST = 4.0
 """... and never is the CPU route taken for slower than by so many times its own time."""
+SHORT_BYTES = 1 << 15
+"""Short work has no more bytes for each document, ..."""
+SHORT_WORK_BYTES = 1 << 17
+"""... and no more together."""
+SELDOM_UNANSWERED = 0.1
+"""Documents that a GPU leaves unanswered more often are predicted, whichever route others take together."""
 KEEP_NS = 40_000
 """What a replay takes of the others on its way, in threads that are woken and change places: a worker that would encode
 the work itself hands it over only when the answer comes so much sooner."""
@@ -110,17 +123,32 @@ def choose_route(
     now_ns: int,
     policy: str = ADAPTIVE,
     last: str = "",
-) -> Choice:
-    """The route for some documents of one model and kind, whose costs these are; `gpus` are the queues of that model.
+    way: str = PREDICTED,
+) -> tuple[Choice, float]:
+    """The route for documents of one model and kind, and how many times as long the other one is predicted to take.
 
-    `policy` is that of the request, or else of the service. `last` is the route that such work took last.
+    `gpus` are the queues of that model. `policy` is that of the request, or else of the service; `last` is the route
+    that such work took last, and `way` that of short work now. Times are 1.0 where nothing was predicted.
     """
     if policy != ADAPTIVE:
-        return asked_for(policy, n_bytes, n_documents, gpus, gpu_cost, now_ns)
-    return compare(n_bytes, n_documents, cpu, cpu_cost, gpus, gpu_cost, now_ns, last)[0]
+        return _asked_for(policy, n_bytes, n_documents, gpus, gpu_cost, now_ns), 1.0
+    gpu, gpu_ns = best_gpu(n_bytes, n_documents, gpus, gpu_cost, now_ns)
+    if gpu < 0:
+        return _CPU_CHOICE[NO_GPU], 1.0
+    if way != PREDICTED and is_short(n_bytes, n_documents):
+        if way == CPU:
+            return _CPU_CHOICE[TOGETHER], 1.0
+        if gpu_cost.unanswered[(n_bytes // n_documents).bit_length() >> 1] < SELDOM_UNANSWERED:
+            return gpu_choice(gpu, TOGETHER), 1.0
+    return _predict(n_bytes, n_documents, cpu, cpu_cost, gpus[gpu], gpu_cost, (gpu, gpu_ns), last)
 
 
-def asked_for(
+def is_short(n_bytes: int, n_documents: int) -> bool:
+    """Whether documents are short, which some ways send together."""
+    return n_bytes <= SHORT_WORK_BYTES and n_bytes <= SHORT_BYTES * n_documents
+
+
+def _asked_for(
     policy: str, n_bytes: int, n_documents: int, gpus: Sequence[GpuLoad], gpu_cost: RouteCost, now_ns: int
 ) -> Choice:
     """The choice where the route is given: which GPU, or none when none is ready."""
@@ -132,27 +160,25 @@ def asked_for(
     return _CPU_CHOICE[NO_GPU] if gpu < 0 else gpu_choice(gpu, POLICY)
 
 
-def compare(
+def _predict(
     n_bytes: int,
     n_documents: int,
     cpu: CpuLoad,
     cpu_cost: RouteCost,
-    gpus: Sequence[GpuLoad],
+    load: GpuLoad,
     gpu_cost: RouteCost,
-    now_ns: int,
+    best: tuple[int, float],
     last: str,
 ) -> tuple[Choice, float]:
-    """The adaptive choice, and how many times as long the other route would take."""
-    gpu, gpu_ns = best_gpu(n_bytes, n_documents, gpus, gpu_cost, now_ns)
-    if gpu < 0:
-        return _CPU_CHOICE[NO_GPU], 1.0
+    """The route that answers first. `best`: which GPU, whose queue is `load`, and its predicted completion."""
+    gpu, gpu_ns = best
     each = n_bytes // n_documents
     cpu_ns = cpu_completion_ns(n_documents, each, cpu, cpu_cost)
     again = gpu_cost.unanswered[each.bit_length() >> 1]
-    if (n_held := n_held_up(cpu, gpus[gpu], each, gpu_cost)) > 0:
+    if (n_held := n_held_up(cpu, load, each, gpu_cost)) > 0:
         cpu_ns += n_held * cpu_cost.cpu.at(each) / cpu.n_workers
-        gpu_ns += n_held * (drain_ns(each, gpus[gpu], gpu_cost) + again * cpu_cost.cpu.at(each) / cpu.n_workers)
-    if (n_beyond := n_beyond_few(gpus[gpu], each)) > 0:
+        gpu_ns += n_held * (drain_ns(each, load, gpu_cost) + again * cpu_cost.cpu.at(each) / cpu.n_workers)
+    if (n_beyond := n_beyond_few(load, each)) > 0:
         cpu_ns += min(cpu_ns * HANDOVERS_AT_MOST, HANDOVER_NS * n_beyond / n_documents)
     if again > 0.0:
         gpu_ns += again * n_documents * cpu_cost.time.at(each)

@@ -31,14 +31,17 @@ from dispatcher.gpu.reserved_text import ReservedText
 from dispatcher.gpu_gate import GpuGate, Submits
 from dispatcher.job import Job, Partial, deadline_exceeded
 from dispatcher.meter import WorkerTally
-from dispatcher.policy import ADAPTIVE, CPU, GPU, NO_GPU, Choice, CpuLoad, GpuLoad
-from dispatcher.request import EncodedDocument, EncodeOptions, EncodeRequest, Request, Route
+from dispatcher.policy import ADAPTIVE, CPU, GPU, NO_GPU, Choice, CpuLoad, GpuLoad, is_short
+from dispatcher.request import EncodedDocument, EncodeRequest, Request, Route
 from dispatcher.shadow import ShadowCheck
+from dispatcher.ways import Ways
 from dispatcher.work_queue import WorkQueue
 from gpu_core.normal_form import Rewriter
 
 Read = tuple[Job[Any], Request]
 _NOTHING = nullcontext()
+_NO_LOAD = CpuLoad(1, 1)
+"""Where the queue of the workers decides nothing."""
 WRITE_BYTES = 32_768
 """Answers to longer texts are written by a worker, unless a GPU listed the ids: its thread has replays to launch."""
 
@@ -51,6 +54,10 @@ class GpuSet(Protocol):
     @property
     def any(self) -> bool:
         """Whether there is a queue at all."""
+
+    @property
+    def engine_cpu_ns(self) -> int:
+        """CPU time of engine processes, for replays."""
 
     def loads(self, key: str) -> list[GpuLoad]:
         """The queue of each GPU for a model."""
@@ -72,6 +79,7 @@ class NoGpus:
     """Stands for GPUs where there are none."""
 
     any = False
+    engine_cpu_ns = 0
 
     def __init__(self) -> None:
         self.costs = Costs()
@@ -109,7 +117,7 @@ class Router:
     ) -> None:
         """`collect` takes finished jobs, from any thread."""
         self.gpus = gpus
-        self.chooser = RouteChooser(gpus.costs, policy)
+        self.chooser = RouteChooser(gpus.costs, policy, Ways(lambda: time.process_time_ns() + gpus.engine_cpu_ns))
         self._queue = queue
         self._collect = collect
         self._shadow = shadow
@@ -129,6 +137,8 @@ class Router:
         bundles: dict[Any, Bundle] = {}
         if not self.gpus.any and not any([request.route == GPU for _, request in requests]):
             return requests, ended
+        if self._stay_together(requests):
+            return requests, ended
         for job, request in requests:
             try:
                 if job.partial is not None and job.partial.doubtful and self._send_again(job, job.partial):
@@ -143,7 +153,7 @@ class Router:
                 left.append((job, request))
                 continue
             assert isinstance(request, EncodeRequest)
-            if len(requests) == 1 and self._stays(request):
+            if len(requests) == 1 and self._stays(job, request):
                 return requests, ended
             key: Any = job if job.is_long else (request.model, id(request.tokenizer), request.options, request.route)
             if not job.is_long and any(gate.is_full for gate in self._gates.values()):
@@ -182,7 +192,7 @@ class Router:
         policy = chooser.policy if route == "auto" else route
         now_ns = time.monotonic_ns()
         if policy != ADAPTIVE:
-            return chooser.given(policy, key, kind, n_bytes, n_documents, loads, now_ns)
+            return chooser.choose(key, kind, n_bytes, n_documents, _NO_LOAD, loads, now_ns, policy=policy)
         if loads and (choice := chooser.again(key, kind, n_bytes, n_documents, loads, now_ns)) is not None:
             return choice
         queue = self._queue
@@ -286,19 +296,35 @@ class Router:
             raise InvalidOption("The GPU route gives ids and counts only; ask for the rest without `route`.")
         return finisher
 
-    def _stays(self, request: EncodeRequest) -> bool:
+    def _stay_together(self, requests: list[Read]) -> bool:
+        """Whether the calling worker keeps a round, because short work takes the CPU route now."""
+        chooser = self.chooser
+        if chooser.policy != ADAPTIVE or chooser.ways.spell.way != CPU:
+            return False
+        n_bytes = n_documents = 0
+        for job, request in requests:
+            if job.partial is not None or not isinstance(request, EncodeRequest) or request.route != "auto":
+                return False
+            if not request.options.ids_only or not is_short(request.n_bytes, len(request.documents)):
+                return False
+            n_bytes, n_documents = n_bytes + request.n_bytes, n_documents + len(request.documents)
+        if not n_documents or not chooser.together_on_cpu(n_bytes, n_documents, time.monotonic_ns()):
+            return False
+        for job, _ in requests:
+            job.spell = chooser.ways.spell
+        return True
+
+    def _stays(self, job: Job[Any], request: EncodeRequest) -> bool:
         """Whether the calling worker keeps a request: without all that a choice takes, where nothing has changed."""
         if request.route != "auto" or self.chooser.policy != ADAPTIVE or not request.n_bytes:
             return False
-        documents = request.documents
-        return self.chooser.stays(
-            request.tokenizer.spec.digest,
-            content_kind(request.sample),
-            request.n_bytes,
-            len(documents),
-            self._queue.n_waiting,
-            time.monotonic_ns(),
-        )
+        documents, chooser = request.documents, self.chooser
+        key, kind = request.tokenizer.spec.digest, content_kind(request.sample)
+        n_waiting, now_ns = self._queue.n_waiting, time.monotonic_ns()
+        if not chooser.stays(key, kind, request.n_bytes, len(documents), n_waiting, now_ns):
+            return False
+        job.spell = chooser.ways.spell if is_short(request.n_bytes, len(documents)) else None
+        return True
 
     def _send_bundle(self, bundle: Bundle, left: list[Read], ended: list[Job[Any]]) -> None:
         first = bundle.requests[0]
@@ -309,6 +335,9 @@ class Router:
         key = first.tokenizer.spec.digest
         asked_ns = time.monotonic_ns()
         choice = self.choose(key, kind, n_bytes, n_documents, first.route, deadline_ns, on_worker=True)
+        if (spell := self.chooser.spell_of(choice, n_bytes, n_documents)) is not None:
+            for job in bundle.jobs:
+                job.spell = spell
         if choice.route == GPU:
             try:
                 group = bundle.group(kind)
@@ -383,16 +412,3 @@ class Router:
             self._queue.put(back)
         if finished:
             self._collect(finished)
-
-
-def merged(
-    partial: Partial, encode: Callable[[list[str], EncodeOptions], list[EncodedDocument]]
-) -> list[EncodedDocument]:
-    """The results of a request, once what is missing was encoded, in the order of its documents."""
-    request, results = partial.request, partial.results
-    missing = [i for i, result in enumerate(results) if result is None]
-    if missing:
-        encoded = encode([request.documents[i] for i in missing], request.options)
-        for i, result in zip(missing, encoded, strict=True):
-            results[i] = result
-    return results  # type: ignore[return-value]

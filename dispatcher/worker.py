@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from dispatcher.bundle import merged
 from dispatcher.failures import fail
 from dispatcher.job import Job
 from dispatcher.meter import Work, WorkerTally
 from dispatcher.request import DecodeRequest, EncodedDocument, EncodeRequest, Request, Result
-from dispatcher.router import Read, Router, merged
+from dispatcher.router import Read, Router
 from dispatcher.shadow import ShadowCheck
 from dispatcher.work_queue import WorkQueue
 

@@ -45,6 +45,11 @@ class FakeGpus:
         """Whether there is a GPU."""
         return bool(self.routes)
 
+    @property
+    def engine_cpu_ns(self) -> int:
+        """See `GpuSet`."""
+        return sum(route.engine_cpu_ns for route in self.routes)
+
     def loads(self, key: str) -> list[GpuLoad]:
         """See `GpuSet`."""
         return [route.load(key) for route in self.routes]

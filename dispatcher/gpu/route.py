@@ -53,6 +53,11 @@ class GpuRoute:
         incarnation = self._incarnation
         return incarnation is not None and not incarnation.over and incarnation.link.ready
 
+    @property
+    def engine_cpu_ns(self) -> int:
+        """CPU time of engines for replays, since the route was made."""
+        return self._tally.engine_cpu_ns
+
     def serves(self, model_key: str) -> bool:
         """Whether the engine has the tokenizer, now."""
         incarnation = self._incarnation

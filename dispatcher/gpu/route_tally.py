@@ -109,6 +109,8 @@ class RouteTally:
     def __init__(self) -> None:
         self.needs_cpu: Counter[str] = Counter()
         self.n_views = 0
+        self.engine_cpu_ns = 0
+        """Of the replays noted so far."""
         self._noted = array("q")
         self._classes: dict[ClassKey, int] = {}
         self._replays: list[Replays] = []
@@ -134,6 +136,7 @@ class RouteTally:
         number = self._classes.get((model_key, capacity))  # type: ignore[call-overload]
         if number is None:
             number = self._number(ClassKey(model_key, capacity))
+        self.engine_cpu_ns += engine_cpu_ns
         noted = self._noted
         noted.extend((number, n_bytes, n_documents, replay_ns, engine_cpu_ns, stage_cpu_ns, deliver_cpu_ns))
         if len(noted) >= FOLDED * N_NOTED:

@@ -20,6 +20,7 @@ from dispatcher.gpu.batch import RouteLimits
 from dispatcher.gpu.fake_link import Simulation
 from dispatcher.gpu.group import Group
 from dispatcher.policy import ADAPTIVE, CPU, FASTER, GPU, Choice, CpuLoad
+from dispatcher.ways import Spell, Ways
 from tests.dispatcher.route_rig import MODEL, Rig
 
 KIND = "ascii"
@@ -63,7 +64,9 @@ class Service:
             CostKey(CPU, MODEL, KIND): StartValues(line(alone_ns), line(alone_ns)),
             CostKey(GPU, MODEL, KIND): StartValues(line(host.replay_ns(host.n_bytes)), line(on_gpu_ns)),
         }
-        self.chooser = RouteChooser(Costs(start), policy)
+        self._host_ns = 0
+        self.chooser = RouteChooser(Costs(start), policy, Ways(lambda: self._host_ns))
+        self._spells: dict[int, Spell | None] = {}
         self.latencies_ns: list[int] = []
         """By document; 0 = not answered yet."""
         self.routes: list[str] = []
@@ -129,6 +132,7 @@ class Service:
         if choice is None:
             load = CpuLoad(host.n_workers, self._n_idle + 1, n_waiting * host.n_bytes, n_waiting, is_first=True)
             choice = self.chooser.choose(MODEL, KIND, host.n_bytes, 1, load, loads, now_ns)
+        self._spells[number] = self.chooser.spell_of(choice, host.n_bytes, 1)
         self.routes.append(choice.route)
         self.reasons.append(choice.reason)
         if choice.route == CPU:
@@ -141,6 +145,7 @@ class Service:
     def _encoded(self, number: int, since_ns: int, started_ns: int) -> None:
         host, now_ns = self.host, self.simulation.now_ns
         cpu_ns = host.cpu_held_ns + host.cpu_beside_ns
+        self._host_ns += cpu_ns
         self.chooser.costs.observe_cpu_route(MODEL, KIND, host.n_bytes, 1, now_ns - started_ns, cpu_ns, now_ns)
         self._answered(number, since_ns)
         self._n_idle += 1
@@ -168,6 +173,7 @@ class Service:
         for seen in self._gpu.replays:
             each_ns = self.host.submit_held_ns + self.host.answer_held_ns
             cpu_ns = self.host.replay_held_ns + each_ns * seen.n_documents
+            self._host_ns += cpu_ns
             self.chooser.costs.observe_gpu_route(
                 *(MODEL, KIND, seen.n_bytes, seen.n_documents, seen.took_ns, cpu_ns, now_ns),
                 replay_ns=self.host.replay_ns(seen.n_bytes),
@@ -178,4 +184,7 @@ class Service:
         self.simulation.after(answer_ns, partial(self._answered, number, since_ns))
 
     def _answered(self, number: int, since_ns: int) -> None:
-        self.latencies_ns[number] = self.simulation.now_ns - since_ns
+        now_ns = self.simulation.now_ns
+        self.latencies_ns[number] = now_ns - since_ns
+        if (spell := self._spells[number]) is not None:
+            spell.answered(since_ns, now_ns)

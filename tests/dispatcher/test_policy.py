@@ -38,7 +38,7 @@ def cost(time_us: float, cpu_us: float, byte_ns: float = 0.0) -> RouteCost:
 def choose(cpu: RouteCost, gpu: RouteCost, *, load: CpuLoad = IDLE_CPU, gpus: tuple[GpuLoad, ...] = (IDLE_GPU,),
            n_bytes: int = 4_000, n_documents: int = 1, policy: str = "adaptive", last: str = "") -> Choice:  # fmt: skip
     """A decision with most things as usual."""
-    return choose_route(n_bytes, n_documents, load, cpu, gpus, gpu, NOW_NS, policy, last)
+    return choose_route(n_bytes, n_documents, load, cpu, gpus, gpu, NOW_NS, policy, last)[0]
 
 
 @pytest.mark.parametrize(("cpu_us", "gpu_us", "route"), [(50, 80, CPU), (80, 50, GPU), (100, 89, GPU), (89, 100, CPU)])

@@ -17,6 +17,7 @@ from dispatcher.gpu.batch import RouteLimits
 from dispatcher.gpu.fake_link import Simulation
 from dispatcher.gpu.group import Group
 from dispatcher.policy import ADAPTIVE, CPU, Choice, CpuLoad
+from dispatcher.ways import Spell, Ways
 from tests.dispatcher.route_rig import MODEL, Rig
 
 KIND = "ascii"
@@ -42,7 +43,8 @@ class TwoRoutes:
     def __init__(self, world: World, policy: str = ADAPTIVE) -> None:
         self.world = world
         self.simulation = Simulation()
-        self.chooser = RouteChooser(Costs(), policy)
+        self._host_ns = 0
+        self.chooser = RouteChooser(Costs(), policy, Ways(lambda: self._host_ns))
         self.gpus = [
             Rig(replay_ns=self._replay_ns, simulation=self.simulation, limits=RouteLimits())
             for _ in range(world.n_gpus)
@@ -52,6 +54,7 @@ class TwoRoutes:
         self.choices: list[Choice] = []
         self.latencies_ns: list[int] = []
         """In the order of arrival; 0 for a document that is not answered yet."""
+        self._spells: list[Spell | None] = []
         self._n_idle = world.n_workers
         self._queue: deque[tuple[int, int, int]] = deque()
         self._queued_bytes = 0
@@ -74,6 +77,7 @@ class TwoRoutes:
         choice = self.chooser.again(MODEL, KIND, n_bytes, 1, loads, now_ns) if loads else None
         if choice is None or self.chooser.policy != ADAPTIVE:
             choice = self.chooser.choose(MODEL, KIND, n_bytes, 1, load, loads, now_ns, deadline_ns=deadline_ns)
+        self._spells.append(self.chooser.spell_of(choice, n_bytes, 1))
         number = len(self.choices)
         self.choices.append(choice)
         self.latencies_ns.append(0)
@@ -113,7 +117,8 @@ class TwoRoutes:
 
         def finish() -> None:
             now_ns = self.simulation.now_ns
-            self.latencies_ns[number] = now_ns - since_ns
+            self._host_ns += took_ns
+            self._answered(number, since_ns)
             self.chooser.costs.observe_cpu_route(MODEL, KIND, n_bytes, 1, took_ns, took_ns, now_ns)
             self._n_idle += 1
             if self._queue:
@@ -123,6 +128,12 @@ class TwoRoutes:
 
         self.simulation.after(took_ns, finish)
 
+    def _answered(self, number: int, since_ns: int) -> None:
+        now_ns = self.simulation.now_ns
+        self.latencies_ns[number] = now_ns - since_ns
+        if (spell := self._spells[number]) is not None:
+            spell.answered(since_ns, now_ns)
+
     def _to_gpu(self, gpu: int, number: int, n_bytes: int, since_ns: int) -> None:
         rig = self.gpus[gpu]
 
@@ -131,8 +142,9 @@ class TwoRoutes:
             if group.needs_cpu:
                 self._to_cpu(number, n_bytes, since_ns)
             else:
-                self.latencies_ns[number] = now_ns - since_ns
+                self._answered(number, since_ns)
             for seen in rig.replays:
+                self._host_ns += seen.cpu_ns
                 self.chooser.costs.observe_gpu_route(
                     *(MODEL, KIND, seen.n_bytes, seen.n_documents, seen.took_ns, seen.cpu_ns, now_ns),
                     seen.n_unanswered,
