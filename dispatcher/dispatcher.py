@@ -69,6 +69,8 @@ class Dispatcher:
         self._home = threading.get_ident()
         self._queue = WorkQueue(n_cpus)
         self._done: deque[Job[Any]] = deque()
+        self.answered: deque[Job[Any]] = deque()
+        """Jobs that workers answered, whose `on_done` was not called yet. It is when the loop is up anyway."""
         self._in_flight: set[Job[Any]] = set()
         self._router = Router(options.policy, gpus or NoGpus(), self._queue, self._collect, self.shadow, self.n_workers)
         self._workers = [
@@ -126,19 +128,29 @@ class Dispatcher:
 
     def sweep(self) -> None:
         """Answer every job whose deadline passed, whether it waits or runs. Called periodically."""
+        if self.answered:
+            self.deliver()
         self.admission.observe()
         now = time.monotonic_ns()
         for job in [job for job in self._in_flight if job.deadline_ns and now > job.deadline_ns and not job.settled]:
-            error = deadline_exceeded()
-            self._settle(job, failed(job, error), error)
-            self._give_up(job)
+            if job.claim_answer():
+                error = deadline_exceeded()
+                self._settle(job, failed(job, error), error)
+                self._give_up(job)
         self._queue.rescue()
 
     def deliver(self) -> None:
         """Hand finished jobs to their `on_done`."""
         self._waking = False
+<<<<<<< HEAD
         # A request waits as long for the loop, before it is a job.
         late_ns = time.monotonic_ns() - self._woken_ns
+=======
+        while self.answered:
+            job = self.answered.popleft()
+            if not job.settled:
+                self._settle(job, job.answer, None)
+>>>>>>> 6d82bbe (wip)
         done = self._done
         while done:
             job = done.popleft()
@@ -147,6 +159,20 @@ class Dispatcher:
                 self._settle(job, job.answer, job.error)
                 if job.spell is not None and job.error is None:
                     job.spell.answered(job.submitted_ns, time.monotonic_ns() + late_ns)
+
+    def begin_answer(self, job: Job[Any]) -> bool:
+        """Called by a worker that is about to hand the answer to the client: whether it may."""
+        if not job.claim_answer():
+            return False
+        job.answered_ns = time.monotonic_ns()
+        self.answered.append(job)
+        return True
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is in flight, or one job that was answered."""
+        n_in_flight = len(self._in_flight)
+        return not n_in_flight or (n_in_flight == 1 and next(iter(self._in_flight)).answered_ns > 0)
 
     def snapshot(self) -> WorkerTally:
         """The sum of what the workers and the routes of GPUs counted; callable from any thread."""
@@ -189,6 +215,8 @@ class Dispatcher:
                 job.on_done(job.answer, job.error)
             jobs = [job for job in jobs if not job.is_direct]
         self._done.extend(jobs)
+        if len(jobs) == 1 and jobs[0].answered_ns:
+            return
         if jobs and not self._waking:
             self._waking = True
             self._woken_ns = time.monotonic_ns()

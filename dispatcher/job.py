@@ -35,12 +35,15 @@ class Job(Generic[A]):
     """One request. `read`, `write` and `fail` run on a worker; `on_done` runs on the event loop, exactly once.
 
     `on_done` gets the answer and the error, of which one may be None: a late worker may still write its own to the job.
+    `send(job)`, if there is one, may be called by the worker that wrote the answer, to hand it to the client at once.
     """
 
     __slots__ = (
+        "_answer_claim",
         "_claim",
         "abandoned",
         "answer",
+        "answered_ns",
         "deadline_ns",
         "error",
         "fail",
@@ -54,6 +57,7 @@ class Job(Generic[A]):
         "partial",
         "read",
         "route",
+        "send",
         "settled",
         "slot",
         "spell",
@@ -70,11 +74,13 @@ class Job(Generic[A]):
         slot: Slot | Uncounted,
         deadline_ns: int,
         flow: str = "",
+        send: Callable[[Job[A]], None] | None = None,
     ) -> None:
         self.read = read
         self.write = write
         self.fail = fail
         self.on_done = on_done
+        self.send = send
         self.slot = slot
         self.deadline_ns = deadline_ns
         """On the clock of `time.monotonic_ns`; 0 = never."""
@@ -94,6 +100,8 @@ class Job(Generic[A]):
         self.n_tokens = 0
         self.answer: A | None = None
         self.error: SidetokError | None = None
+        self.answered_ns = 0
+        """When a worker began to hand the answer to the client (`time.monotonic_ns`); 0 = that is left to `on_done`."""
         self.abandoned = False
         """Nobody waits for the answer any more: the worker stops at the next chance."""
         self.is_direct = False
@@ -103,10 +111,15 @@ class Job(Generic[A]):
         self.settled = False
         """`on_done` was called."""
         self._claim = threading.Lock()
+        self._answer_claim = None if send is None else threading.Lock()
 
     def claim(self) -> bool:
         """Take the job out of the queue; true for exactly one caller: a worker, or whoever cancels it."""
         return self._claim.acquire(blocking=False)
+
+    def claim_answer(self) -> bool:
+        """Take the right to answer; true for one caller: the worker that sends, or who says that it is too late."""
+        return self._answer_claim is None or self._answer_claim.acquire(blocking=False)
 
     def forget(self) -> None:
         """Let go of the body: a claimed job may stay in the queue until a worker comes by."""

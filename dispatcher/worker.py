@@ -75,7 +75,7 @@ class Worker(threading.Thread):
         answered = self._execute(here)
         encoded_cpu_ns = time.thread_time_ns()
         for job, request, result in answered:
-            self._write(job, request, result)
+            self._write(job, request, result, alone=len(jobs) == 1)
         end_cpu_ns = time.thread_time_ns()
         stayed = [job for job, _ in here]
         ended += stayed
@@ -164,9 +164,11 @@ class Worker(threading.Thread):
             result += request.tokenizer.encode(documents, request.options)
         return result
 
-    def _write(self, job: Job[Any], request: Request, result: Result) -> None:
+    def _write(self, job: Job[Any], request: Request, result: Result, alone: bool) -> None:
         try:
             job.answer = job.write(request, result)
+            if alone and job.send is not None:
+                job.send(job)
         except BaseException as error:
             fail(job, error)
             return

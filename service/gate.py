@@ -103,9 +103,18 @@ class Gate:
             slot.grow(n_bytes - slot.n_bytes)
 
     def submit(
-        self, endpoint: Endpoint, head: Head, body: bytes, slot: Slot, deadline_ns: int, on_done: OnDone
+        self,
+        endpoint: Endpoint,
+        head: Head,
+        body: bytes,
+        slot: Slot,
+        deadline_ns: int,
+        on_done: OnDone,
+        send: Callable[[Job[Answer]], None] | None = None,
     ) -> Job[Answer]:
         """Queue the job of a request whose body is complete. `on_done` runs once, unless the job is cancelled.
+
+        `send`: see `Job`.
 
         Raises `TooBusy`, and then gives the slot back, when its model already holds its share.
         """
@@ -130,6 +139,7 @@ class Gate:
             slot,
             deadline_ns,
             flow,
+            send,
         )
         self.dispatcher.submit(job)
         return job
@@ -150,9 +160,9 @@ class Gate:
         """The answer to a request that never became a job, and its outcome."""
         return _with_retry_after(endpoint.fail(head, error), error), status_of(error).outcome
 
-    def record(self, head: Head, model: str, outcome: str, start_ns: int, route: str = "cpu") -> None:
-        """Count a request that ended now and began at `start_ns` (`time.perf_counter_ns`), and log it if asked to."""
-        seconds = (time.perf_counter_ns() - start_ns) * 1e-9
+    def record(self, head: Head, model: str, outcome: str, start_ns: int, route: str = "cpu", end_ns: int = 0) -> None:
+        """Count a request from `start_ns` to `end_ns` (`time.monotonic_ns`; 0 = now), and log it if asked to."""
+        seconds = ((end_ns or time.monotonic_ns()) - start_ns) * 1e-9
         self._meter.observe(model, route, outcome, seconds)
         if self._access_log:
             log.info(

@@ -23,6 +23,7 @@ from service.endpoint import JOIN_BYTES, Answer, Endpoint, Head
 from service.gate import Gate
 from service.head import read_head, request_id_of
 from service.hot import LINGER_BYTES, LINGER_S
+from service.outlet import Outlet
 from service.peer import peer_of
 
 log = logging.getLogger("sidetok.protocol")
@@ -60,7 +61,7 @@ class HotCycle:
         self._protocol = protocol
         self._endpoint = endpoint
         self._head = head
-        self._start_ns = time.perf_counter_ns()
+        self._start_ns = time.monotonic_ns()
         self._chunks: list[bytes] = []
         self._n_joined = 0
         self._n_bytes = 0
@@ -82,7 +83,7 @@ class HotCycle:
             return
         gate.uploads[self] = self._deadline_ns = gate.deadline_of(self._head)
         if expects_continue:
-            self._protocol.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._protocol.outlet.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def feed(self, chunk: bytes) -> None:
         """A piece of the body arrived; the rest of a refused one is dropped."""
@@ -118,11 +119,15 @@ class HotCycle:
         gate = self._protocol.gate
         del gate.uploads[self]
         slot, self._slot = self._slot, None
+        # Where others wait, the loop is up anyway, and sends many answers at once.
+        is_only_one = gate.dispatcher.is_idle and self.keep_alive
+        send = self._send if is_only_one and self._protocol.outlet.permit() else None
         try:
-            self._job = gate.submit(self._endpoint, self._head, body, slot, self._deadline_ns, self._done)
+            self._job = gate.submit(self._endpoint, self._head, body, slot, self._deadline_ns, self._done, send)
         except SidetokError as error:
             answer, outcome = gate.refusal(self._endpoint, self._head, error)
-            self._finish(answer, "", outcome)
+            self._write(answer)
+            self._finish("", outcome)
 
     def lost(self) -> None:
         """The client is gone: the work is dropped."""
@@ -138,20 +143,30 @@ class HotCycle:
             self._slot.release()
         gate.record(self._head, "", "cancelled", self._start_ns)
 
+    def _send(self, job: Job[Answer]) -> None:
+        """On the worker that wrote the answer: hand it to the client, unless the connection is to be closed."""
+        protocol, answer = self._protocol, job.answer
+        if answer is None or protocol.gate.closing or not self.keep_alive:
+            return
+        pieces = _pieces(_head_of(answer, self._head.request_id, True), answer)
+        protocol.outlet.send(pieces, lambda: protocol.gate.dispatcher.begin_answer(job))
+
     def _done(self, answer: Answer | None, error: SidetokError | None) -> None:
         gate = self._protocol.gate
         answer, outcome = gate.answer_of(answer, error, self._endpoint, self._head)
         assert self._job is not None
-        model, route = self._job.model, self._job.route
         # The connection keeps its last cycle; the job would keep the body.
-        self._job = None
-        self._finish(answer, model, outcome, route)
+        job, self._job = self._job, None
+        if not job.answered_ns:
+            self._write(answer)
+        self._finish(job.model, outcome, job.route, job.answered_ns)
 
-    def _finish(self, answer: Answer, model: str, outcome: str, route: str = "cpu") -> None:
-        self._write(answer)
+    def _finish(self, model: str, outcome: str, route: str = "cpu", end_ns: int = 0) -> None:
+        self.response_complete = True
         if not self.keep_alive:
+            self._protocol.outlet.flush()
             self._protocol.transport.close()
-        self._protocol.gate.record(self._head, model, outcome, self._start_ns, route)
+        self._protocol.gate.record(self._head, model, outcome, self._start_ns, route, end_ns)
         self._protocol.on_response_complete()
 
     def _stop(self, error: SidetokError) -> None:
@@ -179,11 +194,14 @@ class HotCycle:
         if self._protocol.gate.closing:
             self.keep_alive = False
         head = _head_of(answer, self._head.request_id, self.keep_alive)
-        transport = self._protocol.transport
-        if answer.rest or len(answer.body) > JOIN_BYTES:
-            transport.writelines([head, answer.body, *answer.rest])
-        else:
-            transport.write(head + answer.body)
+        self._protocol.outlet.write(*_pieces(head, answer))
+
+
+def _pieces(head: bytes, answer: Answer) -> list[bytes]:
+    """What is sent of an answer; a short one in one piece."""
+    if answer.rest or len(answer.body) > JOIN_BYTES:
+        return [head, answer.body, *answer.rest]
+    return [head + answer.body]
 
 
 def _head_of(answer: Answer, request_id: str, keep_alive: bool) -> bytes:
@@ -205,6 +223,7 @@ class Protocol(HttpToolsProtocol):
     """
 
     gate: Gate
+    outlet: Outlet
     _hot: HotCycle | None = None
     """The latest hot request; `cycle` may already be one that is pipelined behind it."""
     _constant: Answer | None = None
@@ -223,10 +242,12 @@ class Protocol(HttpToolsProtocol):
         """A client connected. One that sends nothing is as idle as one between requests."""
         super().connection_made(transport)
         self._peer = peer_of(transport)
+        self.outlet = Outlet(transport, self.loop)
         self._watch_idle(HEAD_S)
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the client. A head that does not end is refused: the parser would collect it without bound."""
+        self._settle_answered()
         self._unset_keepalive_if_required()
         before = self.headers
         try:
@@ -243,7 +264,7 @@ class Protocol(HttpToolsProtocol):
         # What stands before a head that began in this piece (bodies, whole requests) is no part of it.
         self._n_head_bytes += len(data) if self.headers is before else 0
         if self._n_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self.transport.write(_HEAD_TOO_LARGE)
+            self.outlet.write(_HEAD_TOO_LARGE)
             self.transport.close()
         self._watch_idle(HEAD_S)
 
@@ -259,12 +280,16 @@ class Protocol(HttpToolsProtocol):
         method = self.parser.get_method()
         endpoint = self.gate.endpoints.get(path.decode("latin-1")) if method == b"POST" else None
         constant = self.gate.constants.get(path.decode("latin-1")) if method in (b"GET", b"HEAD") else None
-        busy = self.cycle is not None and not self.cycle.response_complete
-        takes_long_way = busy or self.pipeline or self.parser.get_http_version() != "1.1"
+        if self._is_busy and self._hot is not None:
+            # From now on no worker answers that one: the loop has to know when it is done. Or one has, just now.
+            self.outlet.flush()
+            self._settle_answered()
+        takes_long_way = self._is_busy or self.pipeline or self.parser.get_http_version() != "1.1"
         if constant is not None and not takes_long_way and _BODY_FIELDS.isdisjoint(name for name, _ in self.headers):
             self._constant = constant
             return
         if endpoint is None or takes_long_way:
+            self.outlet.flush()
             super().on_headers_complete()
             return
         head = read_head(path.decode("latin-1"), query, self.headers)
@@ -272,6 +297,25 @@ class Protocol(HttpToolsProtocol):
         cycle: Any = HotCycle(self, endpoint, head, self.parser.should_keep_alive())
         self.cycle = self._hot = cycle
         cycle.begin(self.expect_100_continue)
+
+    @property
+    def _is_busy(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _settle_answered(self) -> None:
+        """Requests whose answers workers sent have ended."""
+        if self.gate.dispatcher.answered:
+            self.gate.dispatcher.deliver()
+
+    def send_400_response(self, msg: str) -> None:
+        """An answer to what is no request."""
+        self.outlet.flush()
+        super().send_400_response(msg)
+
+    def shutdown(self) -> None:
+        """The service ends."""
+        self.outlet.flush()
+        super().shutdown()
 
     def on_body(self, body: bytes) -> None:
         """A piece of the current request's body."""
@@ -296,7 +340,7 @@ class Protocol(HttpToolsProtocol):
         keep_alive = self.parser.should_keep_alive() and not self.gate.closing
         request_id = request_id_of(dict(self.headers).get(b"x-request-id"))
         body = b"" if self.parser.get_method() == b"HEAD" else answer.body
-        self.transport.write(_head_of(answer, request_id, keep_alive) + body)
+        self.outlet.write(_head_of(answer, request_id, keep_alive) + body)
         if not keep_alive:
             self.transport.close()
         self.on_response_complete()
@@ -319,6 +363,8 @@ class Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
+        self.outlet.close()
+        self._settle_answered()
         if self._hot is not None:
             self._hot.lost()
         self._release_unread()
