@@ -69,8 +69,8 @@ class Dispatcher:
         self._home = threading.get_ident()
         self._queue = WorkQueue(n_cpus)
         self._done: deque[Job[Any]] = deque()
-        self.answered: deque[Job[Any]] = deque()
-        """Jobs that workers answered, whose `on_done` was not called yet. It is when the loop is up anyway."""
+        self._answered: deque[Job[Any]] = deque()
+        """Jobs that workers answered, whose `on_done` was not called yet: nobody wakes the loop for them."""
         self._in_flight: set[Job[Any]] = set()
         self._router = Router(options.policy, gpus or NoGpus(), self._queue, self._collect, self.shadow, self.n_workers)
         self._workers = [
@@ -128,7 +128,7 @@ class Dispatcher:
 
     def sweep(self) -> None:
         """Answer every job whose deadline passed, whether it waits or runs. Called periodically."""
-        if self.answered:
+        if self.has_news:
             self.deliver()
         self.admission.observe()
         now = time.monotonic_ns()
@@ -142,15 +142,14 @@ class Dispatcher:
     def deliver(self) -> None:
         """Hand finished jobs to their `on_done`."""
         self._waking = False
-<<<<<<< HEAD
-        # A request waits as long for the loop, before it is a job.
-        late_ns = time.monotonic_ns() - self._woken_ns
-=======
-        while self.answered:
-            job = self.answered.popleft()
+        while self._answered:
+            job = self._answered.popleft()
             if not job.settled:
                 self._settle(job, job.answer, None)
->>>>>>> 6d82bbe (wip)
+                if job.spell is not None:
+                    job.spell.answered(job.submitted_ns, job.answered_ns)
+        # A request waits as long for the loop, before it is a job.
+        late_ns = time.monotonic_ns() - self._woken_ns
         done = self._done
         while done:
             job = done.popleft()
@@ -165,8 +164,13 @@ class Dispatcher:
         if not job.claim_answer():
             return False
         job.answered_ns = time.monotonic_ns()
-        self.answered.append(job)
+        self._answered.append(job)
         return True
+
+    @property
+    def has_news(self) -> bool:
+        """Whether jobs ended for which nobody woke the loop."""
+        return bool(self._answered) or (bool(self._done) and not self._waking)
 
     @property
     def is_idle(self) -> bool:

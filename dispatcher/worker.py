@@ -167,8 +167,6 @@ class Worker(threading.Thread):
     def _write(self, job: Job[Any], request: Request, result: Result, alone: bool) -> None:
         try:
             job.answer = job.write(request, result)
-            if alone and job.send is not None:
-                job.send(job)
         except BaseException as error:
             fail(job, error)
             return
@@ -178,6 +176,8 @@ class Worker(threading.Thread):
             self.tally.row(job.model, job.route).count(len(encoded), request.n_bytes, n_tokens)
             if self._shadow.fraction:
                 self._shadow.sample(request, encoded)
+        if alone and job.send is not None:
+            job.send(job)
 
     def _shares(self, jobs: Jobs) -> list[tuple[Work, float]]:
         """The rows that the CPU time of a round belongs to: by model, in proportion to its jobs."""

@@ -16,6 +16,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 Buffer = bytes | memoryview
 
@@ -23,9 +24,10 @@ Buffer = bytes | memoryview
 class Outlet:
     """`send` is called by workers, everything else on the event loop."""
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, transport: asyncio.Transport, wake: Callable[[Callable[[], None]], Any]) -> None:
+        """`wake` schedules a callback on the event loop from any thread."""
         self._transport = transport
-        self._loop = loop
+        self._wake = wake
         sock = transport.get_extra_info("socket")
         self._fd: int = -1 if sock is None else sock.fileno()
         self._may_send = False
@@ -53,7 +55,7 @@ class Outlet:
             self._left = _behind(pieces, n_bytes)
             is_left = bool(self._left)
         if is_left:
-            self._loop.call_soon_threadsafe(self.flush)
+            self._wake(self.flush)
 
     def write(self, *pieces: bytes) -> None:
         """Send what is left of earlier answers, and this."""

@@ -242,7 +242,7 @@ class Protocol(HttpToolsProtocol):
         """A client connected. One that sends nothing is as idle as one between requests."""
         super().connection_made(transport)
         self._peer = peer_of(transport)
-        self.outlet = Outlet(transport, self.loop)
+        self.outlet = Outlet(transport, self.loop.call_soon_threadsafe)
         self._watch_idle(HEAD_S)
 
     def data_received(self, data: bytes) -> None:
@@ -304,7 +304,7 @@ class Protocol(HttpToolsProtocol):
 
     def _settle_answered(self) -> None:
         """Requests whose answers workers sent have ended."""
-        if self.gate.dispatcher.answered:
+        if self.gate.dispatcher.has_news:
             self.gate.dispatcher.deliver()
 
     def send_400_response(self, msg: str) -> None:

@@ -199,6 +199,7 @@ class FakeJob(Job[Any]):
         model: str = "fake",
         n_bytes: int | None = None,
         route: Route = "auto",
+        send: Callable[[Job[Any]], None] | None = None,
     ) -> None:
         self.endings: list[Ending] = []
         self.read_threads: list[int] = []
@@ -215,6 +216,7 @@ class FakeJob(Job[Any]):
             lambda answer, error: self.endings.append(Ending(answer, error)),
             slot,
             deadline_ns,
+            send=send,
         )
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -135,6 +136,8 @@ class FakeTransport(asyncio.Transport):
         self.aborted = False
         self.n_unread = 0
         """Bytes that the peer did not read yet."""
+        self.sock: socket.socket | None = None
+        """What is below the connection; none: nobody gets past `write`."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Keep what is written, unless the connection is closed, as asyncio does."""
@@ -167,7 +170,7 @@ class FakeTransport(asyncio.Transport):
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Nothing is known about the peer."""
-        return default
+        return self.sock if name == "socket" else default
 
 
 class Running:

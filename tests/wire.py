@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -37,8 +38,11 @@ class Response:
 class Line:
     """One connection of a client."""
 
-    def __init__(self, it: Running, config: uvicorn.Config, state: ServerState) -> None:
+    def __init__(
+        self, it: Running, config: uvicorn.Config, state: ServerState, sock: socket.socket | None = None
+    ) -> None:
         self.transport = FakeTransport()
+        self.transport.sock = sock
         self.protocol: Any = config.http_protocol_class(  # type: ignore[call-arg]
             config=config, server_state=state, app_state={}, _loop=asyncio.get_running_loop()
         )
@@ -85,9 +89,9 @@ class Wire:
     config: uvicorn.Config
     state: ServerState
 
-    def connect(self) -> Line:
-        """A new connection."""
-        return Line(self.it, self.config, self.state)
+    def connect(self, sock: socket.socket | None = None) -> Line:
+        """A new connection; `sock` is what workers may write to."""
+        return Line(self.it, self.config, self.state, sock)
 
 
 @asynccontextmanager

@@ -37,6 +37,14 @@ def test_one_claimer_wins() -> None:
         assert sorted(won) == [False, False, False, True]
 
 
+def test_one_answers() -> None:
+    """Of two that want to answer, one may; where no worker can, whoever asks may."""
+    job = FakeJob(FakeTokenizer(), slot=Admission(DispatcherOptions()).admit(1), send=lambda _: None)
+    assert job.claim_answer()
+    assert not job.claim_answer()
+    assert all(make_job().claim_answer() for _ in range(2))
+
+
 def test_a_wanted_job_passes_its_check() -> None:
     """Without a deadline, or before it, `check` says nothing."""
     make_job().check()
