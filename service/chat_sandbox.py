@@ -27,7 +27,7 @@ from jinja2.visitor import NodeTransformer
 
 from service.chat_codegen import DICT_ATTRIBUTES, TemplateGenerator
 from service.chat_objects import PacedItems, TemplateNamespace
-from service.chat_text import METHODS, Utf8Text, glued, joined
+from service.chat_text import METHODS, Utf8Text, glued, joined, pieces_or_sum
 from service.errors import ChatTemplateError
 
 MAX_RENDERED_CHARS = 128 << 20
@@ -45,7 +45,6 @@ Clock = Callable[[], int]
 
 _FORMATTER = Formatter()
 _SIZED = (str, list, tuple)
-_STR = frozenset({str})
 _STR_METHODS = frozenset(name for name in dir(str) if name[0] != "_") - {"format", "format_map"}
 """What every `str` has that is safe to call; formatting has a sandbox of its own."""
 _SCOPES = ("_loop_vars", "_block_vars")
@@ -248,13 +247,13 @@ def bounded(value: Any) -> Any:
 
 def added(*terms: Any) -> Any:
     """The sum of all, from left to right, unless it or a part of it is larger than `MAX_RENDERED_CHARS`."""
-    kinds = {*map(type, terms)}
-    if Utf8Text in kinds:
-        return glued(terms)
-    if kinds == _STR:
-        if sum(map(len, terms)) > MAX_RENDERED_CHARS:
+    texts = pieces_or_sum(terms)
+    if type(texts) is list:
+        if sum(map(len, texts)) > MAX_RENDERED_CHARS:
             raise _too_large()
-        return "".join(terms)
+        return "".join(texts)
+    if texts is not None:
+        return texts
     first, *others = terms
     for other in others:
         first = bounded(first + other)

@@ -133,6 +133,24 @@ def glued(texts: Iterable[str | Utf8Text]) -> Utf8Text:
     return Utf8Text(*pieces) if len(pieces) <= MAX_PIECES else Utf8Text(_joined(pieces))
 
 
+def pieces_or_sum(terms: Iterable[Any]) -> list[str] | Utf8Text | None:
+    """The sum of texts if one is a `Utf8Text`, else the terms as a list; None where one is no text."""
+    pieces: list[Any] = []
+    is_utf8 = False
+    for term in terms:
+        kind = type(term)
+        if kind is str:
+            pieces.append(term)
+        elif kind is Utf8Text:
+            pieces += term._pieces
+            is_utf8 = True
+        else:
+            return None
+    if not is_utf8:
+        return pieces
+    return Utf8Text(*pieces) if len(pieces) <= MAX_PIECES else Utf8Text(_joined(pieces))
+
+
 def joined(texts: Sequence[str | Utf8Text], separator: str = "") -> str | Utf8Text:
     """The same with a separator between texts; as `str` where all of them are."""
     if Utf8Text not in map(type, texts):
