@@ -36,6 +36,8 @@ log = logging.getLogger("sidetok.server")
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a worker may keep the interpreter while the event loop wants it (Python's default is ten times that)."""
+LOOK_S = 0.1
+"""How often a process that waits for its models looks for a signal."""
 LAST_S = 0.1
 """How long the requests of the last connections get to arrive, before idle connections are closed."""
 EXIT_S = 1.0
@@ -49,9 +51,21 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._service = service
         self._listeners = listeners
+        self.waits_for: asyncio.Future[None] | None = None
+        """The load of the models, if connections are to wait for it."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen on every socket; uvicorn itself would treat a Unix socket as TCP."""
+        """Listen on every socket, now or when the models are loaded; not at all if a signal comes first."""
+        if (loading := self.waits_for) is not None:
+            while not loading.done() and not self.should_exit:
+                await asyncio.wait({loading}, timeout=LOOK_S)
+            if self.should_exit:
+                return
+            loading.result()
+        await self.listen(sockets)
+
+    async def listen(self, sockets: list[socket.socket] | None) -> None:
+        """Accept connections; uvicorn itself would treat a Unix socket as TCP."""
         tcp = [sock for sock in sockets or [] if sock.family != socket.AF_UNIX]
         await super().startup(sockets=tcp)
         loop = asyncio.get_running_loop()
@@ -172,10 +186,10 @@ async def _serve(
         await frontend.join(service, server)
     waits = any(listener.passed for listener in listeners) if frontend is None else frontend.setup.waits
     loading = asyncio.ensure_future(_load(service, [listener.address for listener in listeners]))
+    if waits:
+        # Until then connections wait, as they did before this process was started.
+        server.waits_for = loading
     try:
-        if waits:
-            # Until models are loaded connections wait, as they did before this process was started.
-            await loading
         await server.serve([listener.sock for listener in listeners])
         if frontend is not None:
             await frontend.leave()

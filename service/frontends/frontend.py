@@ -198,9 +198,6 @@ class Frontend:
         self._service.drain()
         self._server.should_exit = True
         self._server.force_exit |= at_once
-        if not self._server.started:
-            # Nobody was let in yet, and a load cannot be interrupted.
-            os._exit(0)
 
 
 class FrontendServer(Server):
@@ -210,7 +207,7 @@ class FrontendServer(Server):
         super().__init__(config, service, frontend.listeners)
         self._frontend = frontend
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+    async def listen(self, sockets: list[socket.socket] | None) -> None:
         """Accept in turn with the others."""
         await uvicorn.Server.startup(self, sockets=[])
         self._acceptor = Acceptor(

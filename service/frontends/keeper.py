@@ -7,6 +7,7 @@ so nobody is refused while others serve.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import random
@@ -14,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 
 from dispatcher.gpu.child import python_command
 from dispatcher.gpu.options import GpuRouteOptions
@@ -138,6 +139,7 @@ class Keeper:
             say = log.error if status else log.info
             say("frontend ended", extra={"frontend": number, "status": status, "restart_s": round(delay_s, 3)})
             self._rounds.n_restarts += 1
+            reap_orphans({kept.process.pid for kept in self._kept.values()})
             waits = True
             await self._stopped_within(delay_s)
         self._first.set()
@@ -260,3 +262,13 @@ class Keeper:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def reap_orphans(but: Collection[int]) -> None:
+    """Take notice of processes that a frontend left behind, where they came to this one, as they do in a container.
+
+    `but`: processes whose end others wait for.
+    """
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in but:
+            os.waitpid(ended.si_pid, os.WNOHANG)

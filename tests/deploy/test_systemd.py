@@ -117,7 +117,8 @@ def sockets(folder: Path) -> Iterator[Sockets]:
     held.uds.close()
 
 
-def test_an_upgrade_refuses_nobody(sockets: Sockets, folder: Path, home: Path) -> None:
+@pytest.mark.parametrize("frontends", [1, 2])
+def test_an_upgrade_refuses_nobody(sockets: Sockets, folder: Path, home: Path, frontends: int) -> None:
     """One process ends and the next one starts: every request on a new connection is answered, before and after."""
     model = f"--model=small={home / 'tokenizer.json'}"
     statuses: dict[bool, list[int]] = {False: [], True: []}
@@ -130,14 +131,15 @@ def test_an_upgrade_refuses_nobody(sockets: Sockets, folder: Path, home: Path) -
             wire.close()
 
     clients = [threading.Thread(target=ask, args=(uds,)) for uds in (False, True)]
-    first = sockets.start(folder, model, cache_dir=home / "cache").wait_ready()
+    flags = (model, f"--frontends={frontends}")
+    first = sockets.start(folder, *flags, cache_dir=home / "cache").wait_ready()
     assert first.port == sockets.tcp.getsockname()[1]
     for client in clients:
         client.start()
     first.signal()
     assert first.wait_exit() == 0
     waiting = sockets.connect(uds=True)
-    second = sockets.start(folder, model, cache_dir=home / "cache").wait_ready()
+    second = sockets.start(folder, *flags, cache_dir=home / "cache").wait_ready()
     assert waiting.ask(encode("Hello")).status == 200
     enough.set()
     for client in clients:

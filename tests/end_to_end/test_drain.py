@@ -186,10 +186,10 @@ def test_idle_connections_do_not_hold_up_the_exit(folder: Path, home: Path, mode
         assert all(wire.closed() for wire in wires)
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.4, 1.0])
-def test_the_end_while_models_load(folder: Path, delay_s: float) -> None:
+@pytest.mark.parametrize(("delay_s", "frontends"), [(0.0, 1), (0.4, 1), (1.0, 1), (0.0, 2), (0.7, 2), (1.4, 2)])
+def test_the_end_while_models_load(folder: Path, delay_s: float, frontends: int) -> None:
     """A signal while a model loads ends the process soon, with code 0; threads in native code do not abort it."""
-    service = ServiceProcess(folder)
+    service = ServiceProcess(folder, f"--frontends={frontends}")
     try:
         service.wait_listening()
         threading.Event().wait(delay_s)

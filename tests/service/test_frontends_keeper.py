@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine
@@ -177,3 +178,28 @@ def test_a_scrape(tmp_path: Path, silent: int, noted: str) -> None:
         await until(lambda: noted in diary.of(1))
 
     assert kept(tmp_path, SCRAPES.replace("SILENT", str(silent)), act, 3) == 0
+
+
+ORPHANS = """
+import ctypes, os, subprocess, sys, time
+from service.frontends.keeper import reap_orphans
+PR_SET_CHILD_SUBREAPER = 36
+ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+reap_orphans(())
+leaves = "import os, sys; pid = os.fork(); print(pid) if pid else os._exit(0)"
+own = subprocess.Popen([sys.executable, "-c", ""])
+orphan = int(subprocess.run([sys.executable, "-c", leaves], capture_output=True, check=True).stdout)
+os.waitid(os.P_PID, orphan, os.WEXITED | os.WNOWAIT)
+os.waitid(os.P_PID, own.pid, os.WEXITED | os.WNOWAIT)
+deadline = time.monotonic() + 20
+while os.path.exists(f"/proc/{orphan}") and time.monotonic() < deadline:
+    reap_orphans({own.pid})
+    own.poll()
+print(os.path.exists(f"/proc/{orphan}"), own.returncode)
+"""
+
+
+def test_what_a_frontend_left_behind_is_reaped() -> None:
+    """Where orphans come to the keeper they do not stay as zombies, and the ends of frontends are left to who waits."""
+    done = subprocess.run([sys.executable, "-c", ORPHANS], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False 0\n"
