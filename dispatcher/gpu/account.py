@@ -72,10 +72,13 @@ class Account:
         if batch.n_bytes <= MEASURED_BYTES or batch.lease is not None:
             self._stage_ns = spent_ns
 
-    def ended(self, replays: Sequence[tuple[Batch, Completion]], now_ns: int) -> None:
-        """The results of replays were read by `now_ns`."""
+    def were_read(self, n_replays: int) -> None:
+        """The results of so many replays were read: what follows is the callers' time."""
         if not self.n_turns % MEASURED:
-            self._hand_out_ns = (self._clocks.cpu() - self._turn_ns) // len(replays)
+            self._hand_out_ns = (self._clocks.cpu() - self._turn_ns) // n_replays
+
+    def ended(self, replays: Sequence[tuple[Batch, Completion]], now_ns: int) -> None:
+        """Count replays whose results were read by `now_ns`, and handed out."""
         each_ns = self._hand_out_ns
         tally = self._tally
         for batch, completion in replays:

@@ -134,7 +134,11 @@ class Former:
         if (
             self.n_under_way >= self.limits.max_in_flight
             or queue.is_forgotten
-            or not self.is_idle
+            or queue.shared
+            or queue.filled
+            or queue.alone
+            or self.unwanted
+            or (len(self.queues) > 1 and not self.is_idle)
             or ((group.cancelled or group.deadline_ns) and group.why_unwanted(now_ns))
         ):
             return None

@@ -265,15 +265,16 @@ class Incarnation:
         if self._events or self._to_tell:
             self._pump()
         now_ns = self._clocks.wall()
+        account = self._account
+        account.were_read(len(ended))
+        for group in finished:
+            group.settled = True
+            group.replayed_ns = now_ns
+            answer(group.on_done, group)
+        # Nobody waits for the rest.
         self._tally.n_views = self._reader.n_views
-        try:
-            self._account.ended(ended, now_ns)
-        finally:
-            for group in finished:
-                group.settled = True
-                group.replayed_ns = now_ns
-                answer(group.on_done, group)
-            self._account.end_turn()
+        account.ended(ended, now_ns)
+        account.end_turn()
         return now_ns
 
     def _lose_results(self, batch: Batch, error: Exception) -> None:

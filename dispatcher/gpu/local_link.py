@@ -34,9 +34,9 @@ EARLY_NS = 16_000
 """A nap ends so much earlier at most, because naps end late: the rest is polled, which takes the CPU."""
 LONG_NAP_NS = 250_000
 """For a longer one the thread can be woken; a short one simply ends."""
-LONG_REPLAY_NS = 150_000
-"""A replay that is predicted to take longer is never polled: it takes longer or shorter by more than a nap costs."""
-LONG_STEPS = 12
+LONG_BYTES = 1 << 18
+"""A replay of more text is never polled: texts of one size differ by more than a nap costs."""
+LONG_STEPS = 8
 """One that is not complete when a nap for it ends is given so much of its predicted time more."""
 LONG_EARLY = 1 / 128
 """By so much of it the next nap is shorter after one that was long enough: a few are too short, and say how long it
@@ -143,7 +143,7 @@ class LocalLink:
             raise EngineLost(self._lost) from None
         predicted_ns = int(place.prediction.of(n_bytes))
         place.due_ns = now_ns + predicted_ns
-        place.is_long, place.was_late = predicted_ns > LONG_REPLAY_NS, False
+        place.is_long, place.was_late = n_bytes > LONG_BYTES and predicted_ns > 0, False
         self._launched.append(place)
         if self._is_asleep:
             self._wake()

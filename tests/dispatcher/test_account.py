@@ -42,6 +42,7 @@ class Desk:
         """A replay ends, so long after the one before it."""
         self.now_ns += after_ns
         self.account.begin_turn(True)
+        self.account.were_read(1)
         self.account.ended([(batch, Completion(batch.slot, 1, 7, 3, needs_cpu or {}))], self.now_ns)
         self.account.end_turn()
 

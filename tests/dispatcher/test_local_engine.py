@@ -15,7 +15,7 @@ import pytest
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.gpu.link import EngineLost
 from dispatcher.gpu.local_engine import LocalEngine
-from dispatcher.gpu.local_link import AFTER_NAP, LocalLink
+from dispatcher.gpu.local_link import AFTER_NAP, LONG_BYTES, LocalLink
 from dispatcher.gpu.options import GpuRouteOptions
 from dispatcher.gpu.table_builder import read_tables
 from dispatcher.gpus import Gpus
@@ -225,7 +225,8 @@ def test_every_thread_is_attached(tmp_path: Path) -> None:
 
 def test_a_long_replay_is_not_polled(tmp_path: Path) -> None:
     """Once it is known how long one takes, the thread sleeps, and looks a few times when it is due."""
-    link = LocalLink(host(tmp_path, replay_s=0.003).gpu(OPTIONS), OPTIONS)
+    options = GpuOptions(size_classes_bytes=(LONG_BYTES + 1,))
+    link = LocalLink(host(tmp_path, replay_s=0.003).gpu(options), options)
     link.load(model().key, read_tables(os.dup(tables_fd("byte_bpe"))))
     slot = link.slots(model().key)[0]
     place = link._places[slot.number]
@@ -238,7 +239,7 @@ def test_a_long_replay_is_not_polled(tmp_path: Path) -> None:
     place.poll = counted
     for number in range(4):
         looks.clear()
-        link.launch(slot, *put(slot, [b"one"]), FLAG_IDS)
+        link.launch(slot, *put(slot, [b"a" * (LONG_BYTES + 1)]), FLAG_IDS)
         assert place.is_long == (number > 0)
         assert len(link.wait(LIMIT_S)) == 1
         assert number == 0 or sum(looks) <= 20
