@@ -65,13 +65,16 @@ class Bundle:
             first.group = group
         return group
 
-    def results(self, group: Group, first: int, last: int) -> list[EncodedDocument | None]:
-        """What the group has for some of its documents; None for those that it did not answer."""
+    def results(self, group: Group, first: int, last: int, reads_ids: bool) -> list[EncodedDocument | None]:
+        """What the group has for some of its documents; None for those that it did not answer.
+
+        Without `reads_ids` there are no packed ids where there are decimal numbers.
+        """
         finisher, needs_cpu, n_tokens = self._finisher, group.needs_cpu, group.n_tokens
         if group.count_only:
             return [None if i in needs_cpu else finisher.finish_view(b"", n_tokens[i]) for i in range(first, last)]
         ids, decimals = group.ids, group.decimals
-        return [finished_ids(finisher, ids[i], n_tokens[i], decimals.get(i)) for i in range(first, last)]
+        return [finished_ids(finisher, ids[i], n_tokens[i], decimals.get(i), reads_ids) for i in range(first, last)]
 
     def doubtful(self, group: Group, first: int, last: int) -> list[int]:
         """Which of these documents are worth a second try, counted from the first one."""
@@ -121,7 +124,7 @@ class SecondTry:
         job.route = GPU
         return group
 
-    def results(self, group: Group, first: int, last: int) -> list[EncodedDocument | None]:
+    def results(self, group: Group, first: int, last: int, reads_ids: bool) -> list[EncodedDocument | None]:
         """What there is for all documents of the job, after both tries."""
         results, finisher = [*self._partial.results], self._finisher
         for at, number in enumerate(self._numbers):
@@ -131,7 +134,7 @@ class SecondTry:
             results[number] = (
                 finisher.finish_view(b"", n_tokens)
                 if group.count_only
-                else finished_ids(finisher, group.ids[at], n_tokens, group.decimals.get(at))
+                else finished_ids(finisher, group.ids[at], n_tokens, group.decimals.get(at), reads_ids)
             )
         return results
 
@@ -152,17 +155,18 @@ def doubtful(group: Group, first: int, last: int) -> list[int]:
 
 
 def finished_ids(
-    finisher: Finisher, ids: Ids | None, n_tokens: int, decimals: bytes | None = None
+    finisher: Finisher, ids: Ids | None, n_tokens: int, decimals: bytes | None = None, reads_ids: bool = True
 ) -> EncodedDocument | None:
     """The result of one document; ids that lie in a slot are copied, and the slot is given back."""
     if ids is None:
         return None
+    result = None if reads_ids or decimals is None else finisher.listed(decimals, n_tokens)
     if isinstance(ids, HeldIds):
-        result = finisher.finish_view(ids.data, n_tokens)
+        result = result or finisher.finish_view(ids.data, n_tokens)
         ids.release()
-    else:
+    elif result is None:
         result = finisher.finish(ids)
-    if decimals is not None and not result.truncated:
+    if decimals is not None and not result.truncated and not result.decimals:
         result.decimals = finisher.decimals(decimals)
     return result
 

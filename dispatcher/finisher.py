@@ -40,6 +40,12 @@ class Finisher:
             return ()
         return tuple(filter(None, (self._around[0], text, self._around[1])))
 
+    def listed(self, decimals: bytes, n_tokens: int) -> EncodedDocument | None:
+        """The result of a document with so many ids, which are listed only. None where some are cut off."""
+        if self._room is not None and n_tokens > self._room:
+            return None
+        return EncodedDocument(b"", n_tokens + self._n_special, decimals=self.decimals(decimals))
+
     def finish_view(self, ids: bytes | memoryview, n_tokens: int) -> EncodedDocument:
         """The same for ids that may lie in memory of somebody else: what is kept of them is copied.
 

@@ -47,7 +47,7 @@ class EncodedDocument:
     """The result of one document. Arrays have one row per id, special tokens included."""
 
     ids: bytes
-    """Packed little-endian uint32, 4 bytes per id; empty with `count_only`."""
+    """Packed little-endian uint32, 4 bytes per id; empty with `count_only`, or beside `decimals` that suffice."""
     n_tokens: int
     truncated: bool = False
     char_offsets: NDArray[np.uint32] | None = None
@@ -80,6 +80,8 @@ class EncodeRequest:
 
     lists_ids: bool = False
     """The answer has ids as decimal numbers, which a GPU may write."""
+    reads_ids: bool = True
+    """It has use for packed ids, too, where these are there."""
     is_slow_to_write: bool = False
     """The answer takes far more than its ids; see `dispatcher.router.WRITE_BYTES`."""
 

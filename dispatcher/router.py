@@ -391,7 +391,7 @@ class Router:
     ) -> None:
         """Write the answer here, or send the job back to a worker that does what is left."""
         job.group = None
-        results = bundle.results(group, *documents)
+        results = bundle.results(group, *documents, reads_ids=request.reads_ids or self._shadow.fraction > 0)
         job.check()
         is_quick = job.slot.n_bytes <= WRITE_BYTES or request.is_listed(results)
         if None in results or request.is_slow_to_write or not is_quick:

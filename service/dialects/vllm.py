@@ -88,6 +88,7 @@ class Tokenize(VllmEndpoint[Prompt | Completion | Chat]):
             n_bytes,
             route=route_of(head),
             lists_ids=True,
+            reads_ids=bool(form.return_token_strs),
             is_slow_to_write=bool(form.return_token_strs),
             max_model_len=model.max_model_len,
             return_token_strs=bool(form.return_token_strs),
@@ -115,11 +116,10 @@ class Tokenize(VllmEndpoint[Prompt | Completion | Chat]):
         """See `service.endpoint.Endpoint`."""
         assert isinstance(request, TokenizeRequest)
         document: EncodedDocument = result[0]  # type: ignore[assignment]
-        ids = document.ids
         strs = b"null"
         if request.return_token_strs:
-            strs = strings_json(request.tokenizer.tokens_of(np.frombuffer(ids, "<u4")))
-        counts = b'{"count":%d,"max_model_len":%d,"tokens":' % (len(ids) // 4, request.max_model_len)
+            strs = strings_json(request.tokenizer.tokens_of(np.frombuffer(document.ids, "<u4")))
+        counts = b'{"count":%d,"max_model_len":%d,"tokens":' % (document.n_tokens, request.max_model_len)
         return answer_of([counts, *listed_ids(document), b',"token_strs":', strs, b"}"])
 
 

@@ -127,6 +127,7 @@ class _Render(VllmEndpoint[F]):
             hashes=hashes,
             named=form.model or model.name,
             lists_ids=True,
+            reads_ids=hashes is not None,
             is_slow_to_write=hashes is not None,
         )
 

@@ -17,10 +17,11 @@ from dispatcher.bundle import finished_ids
 from dispatcher.finisher import Finisher
 from dispatcher.gpu.batch import RouteLimits
 from dispatcher.gpu.group import DECIMALS_FROM, Group
+from dispatcher.gpu.held_ids import Hold, Holds, held_ids
 from dispatcher.gpu.link import EngineLink, Slot
 from dispatcher.gpu.local_link import LocalLink
 from dispatcher.gpu.table_builder import read_tables
-from dispatcher.request import EncodeOptions
+from dispatcher.request import EncodedDocument, EncodeOptions
 from dispatcher.special_tokens import SpecialTokens
 from gpu_core.host_device import POISON
 from gpu_core.ladder import SizeClass
@@ -128,6 +129,30 @@ def test_special_tokens_stand_around_them(special: bool) -> None:
     assert result(max_tokens=6) == result()
     assert result(max_tokens=5 if special else 2)[0] == b""
     assert result(count_only=True) == (b"", [])
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_ids_that_nobody_reads_are_not_copied(special: bool) -> None:
+    """Where they are listed, and all of them are the result; memory that they lie in is given back all the same."""
+    ids = np.array([5, 70, 100_000], "<u4").tobytes()
+    around = SpecialTokens(np.array([7], "<u4").tobytes(), b"")
+
+    def results(decimals: bytes | None, max_tokens: int | None = None) -> tuple[EncodedDocument, EncodedDocument]:
+        finisher, freed = Finisher(around, EncodeOptions(special, max_tokens)), list[int]()
+        held = held_ids(np.frombuffer(ids, np.uint8), Hold(Holds(1, lambda: freed.append(1))))
+        found = [finished_ids(finisher, given, 3, decimals, reads) for given, reads in ((held, False), (ids, True))]
+        assert freed == [1]
+        assert found[0] is not None
+        assert found[1] is not None
+        return found[0], found[1]
+
+    unread, read = results(b"5,70,100000")
+    assert unread.ids == b""
+    assert (unread.n_tokens, unread.decimals, unread.truncated) == (read.n_tokens, read.decimals, False)
+    assert read.n_tokens == len(read.ids) // 4 == 3 + special
+    for unread, read in (results(None), results(b"5,70,100000", 2)):
+        assert unread == read
+        assert unread.ids
 
 
 def written(slot: Slot, n_documents: int) -> list[bytes]:
