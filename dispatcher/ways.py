@@ -17,6 +17,7 @@ takes less of the host's CPU (`next_way`). Below `QUIET_RATE` nobody is in anybo
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -32,8 +33,10 @@ LATENCIES = 2
 """... and so many times what an answer takes, ..."""
 SHORTEST_NS, LONGEST_NS = 2_000_000, 250_000_000
 """... within these bounds."""
-RESTS_NS = 100_000_000
-"""How often it looks whether more comes."""
+RESTS_NS, RESTS_DOCUMENTS = 100_000_000, 64
+"""How often it looks whether more comes: after so long, or so many."""
+TOO_SLOW = math.log(1.5)
+"""A try ends at once when answers take so many times as long (a logarithm)."""
 SETTLES = 1
 """Work that came within so many times what an answer takes, after the way changed, met what the other way left."""
 QUIET_RATE = 250
@@ -54,6 +57,8 @@ KNOWN = 6
 """... until a way is known from so many tries."""
 FULL = 64
 """With more answers under way, ways are compared by how many came: what waits makes each of them take long, any way."""
+CHANGED = math.log(2.0)
+"""When answers take so many times as long (a logarithm), what was known of other ways is doubted."""
 RATE_STEP = 0.2
 """What one spell says about the load."""
 REMEMBERED = 8
@@ -74,12 +79,14 @@ class Spell:
         "ends_ns",
         "from_ns",
         "gives_up_ns",
+        "max_asked",
         "n_all_before",
         "n_answered",
         "n_asked",
         "n_predicted",
         "slower_by",
         "spent_ns",
+        "until_ns",
         "way",
     )
 
@@ -92,6 +99,7 @@ class Spell:
         """Of those, the ones before that time: noted at this one."""
         self.way, self.began_ns, self.from_ns, self.ends_ns = way, began_ns, from_ns, ends_ns
         self.gives_up_ns = from_ns + PATIENCE * (ends_ns - from_ns)
+        self.until_ns, self.max_asked = ends_ns, sys.maxsize
         self.began_cpu_ns = began_cpu_ns
         self.n_asked = 0
         """Documents that were chosen for."""
@@ -150,6 +158,8 @@ class Standing:
 
     kept: str = PREDICTED
     others: dict[str, Seen] = field(default_factory=lambda: {CPU: Seen(), GPU: Seen()})
+    time: float = math.inf
+    """Logarithm of what an answer took the way that is kept, when others were compared with it."""
     left_ns: int = 0
     """When the load became another one."""
 
@@ -165,10 +175,10 @@ class Standing:
         self.others[self.kept] = Seen(new.n_tries, -new.slower, -new.dearer)
         self.kept = way
 
-    def doubted(self) -> Standing:
+    def doubted(self, time: float = math.inf) -> Standing:
         """A copy that counts as one try."""
         others = {way: replace(seen, n_tries=min(seen.n_tries, 1)) for way, seen in self.others.items()}
-        return Standing(self.kept, others)
+        return Standing(self.kept, others, time)
 
     def due(self, slower_by: Mapping[str, float]) -> str:
         """Another way to try now, or the one that is kept. `slower_by`: what predictions say now."""
@@ -219,7 +229,7 @@ class Ways:
         spell.n_asked += n_documents
         if not spell.counted_ns and now_ns >= spell.from_ns:
             spell.n_all_before, spell.counted_ns = self._n_answered[0], now_ns
-        if now_ns >= spell.ends_ns and self._lock.acquire(blocking=False):
+        if (now_ns >= spell.ends_ns or spell.n_asked >= spell.max_asked) and self._lock.acquire(blocking=False):
             try:
                 if spell is self.spell:
                     self._look_at(spell, now_ns)
@@ -230,7 +240,7 @@ class Ways:
     def _look_at(self, spell: Spell, now_ns: int) -> None:
         """A spell has lasted for as long as was meant."""
         answers = spell.answers[:]
-        if len(answers) < ANSWERS and now_ns < spell.gives_up_ns:
+        if not self._is_over(spell, answers, now_ns):
             spell.ends_ns = now_ns + SHORTEST_NS
             return
         rate = spell.n_asked * 1e9 / (now_ns - spell.began_ns or 1)
@@ -241,7 +251,7 @@ class Ways:
         if len(answers) < ANSWERS:
             answers = [now_ns - spell.from_ns]
         measure = _Measure(
-            math.fsum(map(math.log, answers)) / len(answers),
+            _mean_log(answers),
             math.log(max(cpu_ns - spell.began_cpu_ns, 1) / max(spell.n_answered, 1)),
             max(self._n_answered[0] - spell.n_all_before, 1) * 1e9 / (now_ns - spell.counted_ns or 1),
             math.log2(rate),
@@ -268,6 +278,13 @@ class Ways:
                 )
         self._begin(way, now_ns, cpu_ns, measure, changes=way != spell.way)
 
+    def _is_over(self, spell: Spell, answers: list[int], now_ns: int) -> bool:
+        if len(answers) < ANSWERS:
+            return now_ns >= spell.gives_up_ns or spell.n_asked >= spell.max_asked
+        if now_ns >= spell.until_ns or self._before is None:
+            return True
+        return _mean_log(answers) > self._before.time + TOO_SLOW
+
     def _learn(self, measure: _Measure, n_answered: int) -> None:
         """From one more spell of the way that is kept."""
         standing = self._standing
@@ -280,7 +297,10 @@ class Ways:
             spent_ns, n_answers = tried.spent_ns + measure.spent_ns, tried.n_answers + measure.n_answers
             cost = max(0.0, spent_ns / before.mean_ns - n_answers)
             standing.others[way].learn(slower, tried.cpu - (measure.cpu + before.cpu) / 2, cost)
+            standing.time = (measure.time + before.time) / 2
             standing.keep(next_way(standing.kept, standing.others))
+        elif before is not None and min(measure.time, before.time) > standing.time + CHANGED:
+            self._standing = self._standings[self._load] = standing.doubted(measure.time)
         self._tried, self._before = None, measure
 
     def _begin(self, way: str, now_ns: int, cpu_ns: int, last: _Measure, changes: bool) -> None:
@@ -289,12 +309,15 @@ class Ways:
         from_ns = now_ns + (min(int(SETTLES * took_ns), LONGEST_NS) if changes else 0)
         for_ns = max(LATENCIES * took_ns, 1.25e9 * ANSWERS / last.rate, SHORTEST_NS)
         self.spell = Spell(way, now_ns, from_ns, from_ns + int(min(for_ns, LONGEST_NS)), cpu_ns, self._n_answered)
+        if way != self._standing.kept:
+            self.spell.ends_ns = from_ns + SHORTEST_NS
 
     def _rest(self, now_ns: int, cpu_ns: int) -> None:
         """Little comes: each piece is predicted, and nothing is compared."""
         self._enter(0, now_ns)
         self._before = self._tried = None
         self.spell = Spell(PREDICTED, now_ns, now_ns, now_ns + RESTS_NS, cpu_ns, self._n_answered)
+        self.spell.max_asked = RESTS_DOCUMENTS
 
     def _enter(self, load: int, now_ns: int) -> None:
         """The load is another one: what was known of it, or else of the nearest one."""
@@ -310,6 +333,10 @@ class Ways:
         elif found is not None and now_ns - found.left_ns > STALE_NS:
             found = found.doubted()
         self._standing = standings[load] = found or Standing()
+
+
+def _mean_log(times: list[int]) -> float:
+    return math.fsum(map(math.log, times)) / len(times)
 
 
 class _Measure(NamedTuple):
