@@ -80,10 +80,11 @@ class Outlet:
             self._transport.writelines(left)
 
     def close(self) -> None:
-        """To be called before the descriptor is closed: no worker uses it any more."""
+        """To be called before the descriptor is closed: no worker uses it any more, and what is left is dropped."""
         with self._lock:
             self._may_send = False
             self._fd = -1
+            self._left = []
 
 
 def _behind(pieces: Sequence[Buffer], n_bytes: int) -> list[Buffer]:

@@ -147,6 +147,15 @@ def test_a_broken_connection_is_left_to_the_transport(rig: Rig) -> None:
     assert rig.transport.written == b"answer"
 
 
+def test_what_is_left_goes_with_the_connection(rig: Rig) -> None:
+    """The transport of a connection that is gone is not asked to send the rest of an answer."""
+    rig.outlet.permit()
+    rig.outlet.send([bytes(1 << 20)], rig.claim)
+    rig.outlet.close()
+    rig.loop.run_ready()
+    assert not rig.transport.written
+
+
 @pytest.mark.parametrize("closes", [False, True])
 def test_the_loop_waits_for_a_worker_that_sends(rig: Rig, closes: bool) -> None:
     """What the loop writes, and its closing, come behind an answer that a worker has begun."""
