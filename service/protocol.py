@@ -361,6 +361,10 @@ class Protocol(HttpToolsProtocol):
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self.data_received(b"\r\n".join(head))
 
+    def eof_received(self) -> None:
+        """The client sends no more: the transport closes, but not before it sent what it was given."""
+        self.outlet.flush()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
         self.outlet.close()
@@ -382,11 +386,10 @@ class Protocol(HttpToolsProtocol):
 
     def timeout_keep_alive_handler(self) -> None:
         """Nothing came for as long as a connection may be idle. An answer that nobody reads would keep it for ever."""
-        n_unread, n_before = self.transport.get_write_buffer_size(), self._n_unread
-        self._n_unread = n_unread
-        if not n_unread:
+        n_before, self._n_unread = self._n_unread, self.transport.get_write_buffer_size()
+        if not self._n_unread:
             super().timeout_keep_alive_handler()
-        elif n_unread == n_before:
+        elif self._n_unread == n_before:
             self.transport.abort()
         else:
             self._watch_idle()
@@ -397,8 +400,9 @@ class Protocol(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(delay_s, self.timeout_keep_alive_handler)
 
     def pause_writing(self) -> None:
-        """The client reads its answer more slowly than it was written: the memory of it counts until it is gone."""
+        """The client reads more slowly than was written: the memory counts, and no more is read, until it is gone."""
         super().pause_writing()
+        self.flow.pause_reading()
         self._release_unread()
         self._unread = self.gate.dispatcher.admission.hold(self.transport.get_write_buffer_size())
 

@@ -212,6 +212,41 @@ def test_a_client_that_is_lost() -> None:
     on_wire(test, tokenizer=tokenizer)
 
 
+def test_who_says_that_no_more_comes_gets_the_whole_answer() -> None:
+    """The transport has the rest of an answer before it looks whether there is anything to send."""
+
+    async def test(wire: Wire) -> None:
+        async with connected(wire) as peer:
+            peer.near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            peer.line.send(request("a" * 50_000))
+            await queue_up()
+            sent = peer.wait()
+            assert not peer.line.protocol.eof_received()
+            sent += peer.received() + peer.written
+            assert str(ids("a" * 50_000)).replace(" ", "").encode() in body_of(sent)
+
+    on_wire(test)
+
+
+def test_who_does_not_read_what_a_worker_sent_may_not_ask_for_more() -> None:
+    """Neither before nor after the answer is counted, until it is read."""
+
+    async def test(wire: Wire) -> None:
+        async with connected(wire) as peer:
+            peer.line.send(request())
+            await queue_up()
+            body_of(peer.wait())
+            peer.line.protocol.pause_writing()
+            assert not peer.line.transport.reading
+            await eventually(lambda: wire.it.requests() == {("fake", "ok"): 1})
+            assert not peer.line.transport.reading
+            peer.line.protocol.resume_writing()
+            assert peer.line.transport.reading
+        assert wire.it.admission.n_requests == 0
+
+    on_wire(test)
+
+
 def test_large_answers_are_finished_by_the_loop() -> None:
     """What the socket does not take comes from the loop, in order, also when the next request is there already."""
     rng = random.Random(5)
