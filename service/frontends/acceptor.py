@@ -1,7 +1,8 @@
 """Accepting from sockets that other frontends accept from, too, so that each gets as many connections.
 
 A socket that is readable wakes all of them, and who looks first would get most: four processes with the same listener
-end with twice the mean on one of them. So one that has more connections than another waits a moment for that one.
+end with twice the mean on one of them. So one that has more connections than another waits a moment for that one, if
+that one has not more requests in flight.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Sequence
 from service.frontends.board import ABSENT, Board
 
 PATIENCE_S = 0.002
-"""How long a connection waits for the frontend that has fewest, which may be busy."""
+"""How long a connection waits for a frontend that has less to do, but may be busy."""
 FULL_S = 0.1
 """How long nothing is accepted when the process can open no more descriptors."""
 MAX_OUT_OF_TURN = 8
@@ -30,14 +31,16 @@ class Acceptor:
         socks: Sequence[socket.socket],
         make_protocol: Callable[[], asyncio.Protocol],
         n_connections: Callable[[], int],
+        n_in_flight: Callable[[], int],
         board: Board,
         number: int,
     ) -> None:
-        """`n_connections`: those that are open now. `number`: of this frontend on the board."""
+        """`n_connections`: those that are open; `n_in_flight`: requests. `number`: of this frontend on the board."""
         self._loop = asyncio.get_running_loop()
         self._socks = list(socks)
         self._make_protocol = make_protocol
         self._n_connections = n_connections
+        self._n_in_flight = n_in_flight
         self._board = board
         self._number = number
         self._connecting: set[asyncio.Task[object]] = set()
@@ -54,9 +57,9 @@ class Acceptor:
             self._loop.add_reader(sock.fileno(), self._readable, sock)
 
     def show(self) -> None:
-        """Write the number of connections to the board. Called periodically, and for each new one."""
+        """Write to the board what there is to do. Called periodically, and for each new connection."""
         if not self._closed:
-            self._board.write(self._number, self._n_own)
+            self._board.write(self._number, self._n_own, self._n_in_flight())
 
     def hurry(self) -> None:
         """Accept whatever there is from now on, whoever has fewer."""
@@ -105,8 +108,7 @@ class Acceptor:
             self._serve(connection)
 
     def _is_next(self) -> bool:
-        fewest = self._board.fewest(self._number)
-        return fewest is None or self._n_own <= fewest
+        return not self._board.has_less(self._n_own, self._n_in_flight())
 
     def _pause(self, sock: socket.socket, seconds: float) -> None:
         self._loop.remove_reader(sock.fileno())

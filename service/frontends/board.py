@@ -1,4 +1,4 @@
-"""How many connections each frontend has, in memory that all of them see: who has most lets the others go first."""
+"""How much each frontend has to do, in memory that all of them see: who has more lets the others go first."""
 
 from __future__ import annotations
 
@@ -6,33 +6,42 @@ import mmap
 import os
 
 ABSENT = -1
-"""Of a frontend that accepts no connections."""
+"""In the place of connections: the frontend accepts none."""
 _ITEM_BYTES = 4
 
 
 class Board:
-    """One number for each frontend, counted from 1. Each writes its own; the keeper that of one that died."""
+    """Connections and requests in flight of each frontend, counted from 1.
+
+    Each writes its own; the keeper those of one that died.
+    """
 
     def __init__(self, fd: int, n_frontends: int) -> None:
-        """`fd`: the memory that `make` made; it is closed here, the mapping stays."""
-        self._memory = mmap.mmap(fd, n_frontends * _ITEM_BYTES)
-        self._counts = memoryview(self._memory).cast("i")
+        """`fd`: the memory that `make` made. It may be closed, the mapping stays."""
+        self._n = n_frontends
+        self._memory = mmap.mmap(fd, 2 * n_frontends * _ITEM_BYTES)
+        self._numbers = memoryview(self._memory).cast("i")
 
     @classmethod
     def make(cls, n_frontends: int) -> tuple[Board, int]:
         """A board on which everybody is absent, and the descriptor that others open it by."""
         fd = os.memfd_create("sidetok-frontends")
-        os.ftruncate(fd, n_frontends * _ITEM_BYTES)
+        os.ftruncate(fd, 2 * n_frontends * _ITEM_BYTES)
         board = cls(fd, n_frontends)
         for number in range(1, n_frontends + 1):
             board.write(number, ABSENT)
         return board, fd
 
-    def write(self, number: int, n_connections: int) -> None:
-        """Say how many connections a frontend has, or that it is `ABSENT`."""
-        self._counts[number - 1] = n_connections
+    def write(self, number: int, n_connections: int, n_in_flight: int = 0) -> None:
+        """Say what a frontend has, or that it is `ABSENT`."""
+        self._numbers[number - 1] = n_connections
+        self._numbers[self._n + number - 1] = n_in_flight
 
-    def fewest(self, but: int) -> int | None:
-        """The fewest connections of the frontends that accept, `but` one aside; None when there is no other."""
-        counts = [count for number, count in enumerate(self._counts, 1) if number != but and count != ABSENT]
-        return min(counts, default=None)
+    def read(self, number: int) -> tuple[int, int]:
+        """Connections and requests in flight of a frontend."""
+        return self._numbers[number - 1], self._numbers[self._n + number - 1]
+
+    def has_less(self, n_connections: int, n_in_flight: int) -> bool:
+        """Whether a frontend that accepts has fewer connections than these, and not more in flight."""
+        numbers, n = self._numbers, self._n
+        return any(ABSENT < numbers[i] < n_connections and numbers[n + i] <= n_in_flight for i in range(n))

@@ -214,6 +214,7 @@ class FrontendServer(Server):
             sockets or [],
             self.make_protocol,
             lambda: len(self.server_state.connections),
+            lambda: self._service.dispatcher.n_in_flight,
             self._frontend.board,
             self._frontend.number,
         )

@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from service.frontends.acceptor import Acceptor
+from service.frontends.acceptor import PATIENCE_S, Acceptor
 from service.frontends.board import ABSENT, Board
 from tests.service_fakes import eventually
 
@@ -54,10 +54,11 @@ class Rig:
         # As in processes of their own: descriptors that share one queue.
         self.socks = [self.listener.dup() for _ in range(n)]
         self.acceptors = [
-            Acceptor([sock], host.protocol, host.n_open, self.board, number)
+            Acceptor([sock], host.protocol, host.n_open, lambda: self.n_in_flight, self.board, number)
             for number, (host, sock) in enumerate(zip(self.hosts, self.socks, strict=True), 1)
         ]
         self.clients: list[socket.socket] = []
+        self.n_in_flight = 0
 
     def connect(self) -> None:
         """One more client."""
@@ -118,25 +119,45 @@ def test_nobody_waits_for_long(n_clients: int) -> None:
     asyncio.run(test())
 
 
+@pytest.mark.parametrize(("in_flight", "is_waited_for"), [(0, True), (1, True), (2, False)])
+def test_nobody_waits_for_who_is_busier(in_flight: int, is_waited_for: bool) -> None:
+    """Who has fewer connections but more to do gets no further ones: clients may keep idle connections elsewhere."""
+
+    async def test() -> None:
+        async with rig(2) as it:
+            it.n_in_flight = 1
+            it.acceptors[0].start()
+            it.connect()
+            await eventually(lambda: it.n_open == [1, 0])
+            it.board.write(2, 0, in_flight)
+            begin_s = asyncio.get_running_loop().time()
+            it.connect()
+            await eventually(lambda: it.n_open == [2, 0])
+            assert not is_waited_for or asyncio.get_running_loop().time() - begin_s >= PATIENCE_S
+
+    asyncio.run(test())
+
+
 def test_the_board_follows() -> None:
     """Closed connections are seen when the count is shown again; who closed is absent, and stays so."""
 
     async def test() -> None:
         async with rig(2) as it:
             acceptor = it.acceptors[0]
-            assert it.board.fewest(2) is None
+            assert it.board.read(1) == (ABSENT, 0)
             acceptor.start()
-            assert it.board.fewest(2) == 0
+            assert it.board.read(1) == (0, 0)
+            it.n_in_flight = 5
             it.connect()
             await eventually(lambda: it.n_open == [1, 0])
-            assert it.board.fewest(2) == 1
+            assert it.board.read(1) == (1, 5)
             it.clients[0].close()
             await eventually(lambda: it.n_open == [0, 0])
             acceptor.show()
-            assert it.board.fewest(2) == 0
+            assert it.board.read(1) == (0, 5)
             acceptor.close()
             acceptor.show()
-            assert it.board.fewest(2) is None
+            assert it.board.read(1) == (ABSENT, 0)
 
     asyncio.run(test())
 
@@ -172,24 +193,27 @@ def test_after_the_end_nothing_is_accepted() -> None:
             await _turns(3)
             assert it.n_open == [0, 1]
             it.listener.accept()[0].close()
-            assert it.board.fewest(0) is None
+            assert not it.board.has_less(100, 100)
 
     asyncio.run(test())
 
 
 def test_a_board() -> None:
-    """Everybody is absent at first, and the least of those that are there is asked for."""
+    """Everybody is absent at first; who has fewer connections, and not more in flight, has less to do."""
     board, fd = Board.make(3)
     same = Board(fd, 3)
     os.close(fd)
-    assert board.fewest(1) is None
-    board.write(1, 0)
-    assert board.fewest(1) is None
-    same.write(2, 7)
-    same.write(3, 5)
-    assert board.fewest(1) == 5
+    assert not board.has_less(100, 100)
+    same.write(2, 7, 3)
+    assert board.read(2) == (7, 3)
+    assert board.has_less(8, 3)
+    assert not board.has_less(7, 3)
+    assert not board.has_less(8, 2)
+    same.write(3, 5, 9)
+    assert not board.has_less(7, 8)
+    assert board.has_less(7, 9)
     same.write(3, ABSENT)
-    assert board.fewest(1) == 7
+    assert not board.has_less(7, 9)
 
 
 def _sums_up(it: Rig, n: int) -> bool:
