@@ -144,6 +144,8 @@ class Dispatcher:
         self._waking = False
         while self._answered:
             job = self._answered.popleft()
+            # Its worker is about to put it down, but the client may be here with its next one, and asks for the slot.
+            self._leave(job)
             if not job.settled:
                 self._settle(job, job.answer, None)
                 if job.spell is not None:

@@ -76,12 +76,26 @@ def test_who_is_answered_is_not_too_late(lone: Rig) -> None:
         lone.dispatcher.sweep()
     assert job.ending.answer == [ids("ab")]
     assert job.ending.error is None
-    assert lone.dispatcher.n_in_flight == 1
     client.may_go_on.set()
     until(lambda: bool(lone.dispatcher._done))
     lone.dispatcher.sweep()
     assert lone.dispatcher.n_in_flight == 0
     assert len(client.answers) == 1
+
+
+def test_who_is_answered_finds_the_slot_free(lone: Rig) -> None:
+    """A client with its answer in its hands is not refused for what it held; and that is given back once."""
+    client, admission = Client(lone), lone.dispatcher.admission
+    client.may_go_on.clear()
+    job = client.ask("ab")
+    until(lambda: job.answered_ns > 0)
+    assert admission.n_requests == 1
+    lone.dispatcher.deliver()
+    assert (admission.n_requests, admission.n_bytes, lone.dispatcher.n_in_flight) == (0, 0, 0)
+    client.may_go_on.set()
+    until(lambda: bool(lone.dispatcher._done))
+    lone.dispatcher.deliver()
+    assert (admission.n_requests, admission.n_bytes, lone.dispatcher.n_in_flight) == (0, 0, 0)
 
 
 def test_who_is_too_late_is_not_answered(lone: Rig) -> None:
