@@ -10,6 +10,7 @@ from gpu_core.errors import SidetokError
 from service.dialects.body import Mistakes, require_json, shown_mistakes
 from service.endpoint import Answer, Head
 from service.errors import InvalidBody, UnknownModel
+from service.head import route_of
 from service.registry import Model, Registry
 
 F = TypeVar("F")
@@ -24,8 +25,10 @@ class JsonEndpoint(ABC, Generic[F]):
     def read(self, head: Head, body: bytes) -> Request:
         """See `service.endpoint.Endpoint`."""
         require_json(head)
+        gpus = self.registry.gpus
+        kept = self.utf8_form(body) if gpus is not None and gpus.any and route_of(head) != "cpu" else None
         try:
-            form = self.form(body)
+            form = self.form(body) if kept is None else kept
         except Mistakes as mistakes:
             raise self.invalid(mistakes) from None
         return self.request(head, form, len(body))
@@ -33,6 +36,13 @@ class JsonEndpoint(ABC, Generic[F]):
     @abstractmethod
     def form(self, body: bytes) -> F:
         """The body, validated. Raises `Mistakes` or a `CallerError`."""
+
+    def utf8_form(self, body: bytes) -> F | None:
+        """The same of a large body, with long texts as they came (`service.dialects.utf8_body`): a GPU may read them.
+
+        None for a body that is to be read in the usual way. CPU engines want `str`, and making it later costs more.
+        """
+        return None
 
     @abstractmethod
     def request(self, head: Head, form: F, n_bytes: int) -> Request:

@@ -68,8 +68,6 @@ class Tokenize(VllmEndpoint[Prompt | Completion | Chat]):
 
     def form(self, body: bytes) -> Prompt | Completion | Chat:
         """See `JsonEndpoint`."""
-        if (kept := self._utf8_form(body)) is not None:
-            return kept
         fields = read_json(body)
         check_flags(fields)
         if isinstance(fields, dict) and (form := _plain_completion(fields)) is not None:
@@ -94,10 +92,9 @@ class Tokenize(VllmEndpoint[Prompt | Completion | Chat]):
             return_token_strs=bool(form.return_token_strs),
         )
 
-    def _utf8_form(self, body: bytes) -> Prompt | Chat | None:
-        """The form of a large body whose texts a GPU may read as they came; the CPU engines want `str`."""
-        gpus = self.registry.gpus
-        read = utf8_fields(body) if gpus is not None and gpus.any else None
+    def utf8_form(self, body: bytes) -> Prompt | Chat | None:
+        """See `JsonEndpoint`."""
+        read = utf8_fields(body)
         if read is None:
             return None
         check_flags(read.fields)

@@ -161,8 +161,11 @@ class ChatRender(ConversationRender):
 
     def form(self, body: bytes) -> ChatCompletion:
         """See `JsonEndpoint`."""
-        form = conversation_form(body, _checked_chat)
-        return validated(_checked_chat, read_json(body), body) if form is None else form
+        return validated(_checked_chat, read_json(body), body)
+
+    def utf8_form(self, body: bytes) -> ChatCompletion | None:
+        """See `JsonEndpoint`."""
+        return conversation_form(body, _checked_chat)
 
 
 def _checked_chat(fields: Any, n_bytes: int) -> ChatCompletion:

@@ -1,10 +1,11 @@
 """CPU time of a chat render by part, in process on one thread: what both routes take, then what each has of its own.
 
-    python -m tests.benchmarks.chat_parts MODEL_FOLDER TEXT_FILE [--requests 60]
+    python -m tests.benchmarks.chat_parts MODEL_FOLDER TEXT_FILE [--requests 60] [--gpu]
 
 The folder has a tokenizer.json and a chat template; texts are cut from the file and sent once each, as JSON. Prints
 medians in microseconds for 1 KiB in one message, 16 KiB in 4 and 480 KB in 60. *UTF-8* is what the GPU route takes in
-the place of *encode*; it writes answers from ids that the device listed, which is not timed here.
+the place of *encode*; it writes answers from ids that the device listed, which is not timed here. With `--gpu` bodies
+are read as where there is one.
 """
 
 from __future__ import annotations
@@ -64,11 +65,11 @@ def bodies(text: bytes, n_bytes: int, n_messages: int, n: int) -> Iterator[bytes
         yield orjson.dumps({"model": "model", "messages": messages})
 
 
-def measure(registry: Registry, body: bytes, parts: Parts) -> int:
+def measure(registry: Registry, body: bytes, parts: Parts, has_gpu: bool) -> int:
     """Render one conversation as the endpoint does, step by step; returns the number of ids."""
     endpoint = ChatRender(registry)
     with parts.part("parse"):
-        form = endpoint.form(body)
+        form = (endpoint.utf8_form(body) if has_gpu else None) or endpoint.form(body)
     model = registry.resolve(form.model)
     with parts.part("template"):
         rendered = render_utf8 if has_utf8(form.messages) else render
@@ -97,6 +98,7 @@ def main() -> None:
     parser.add_argument("model", help="folder with tokenizer.json and chat template")
     parser.add_argument("text", help="UTF-8 file to cut texts from")
     parser.add_argument("--requests", type=int, default=60)
+    parser.add_argument("--gpu", action="store_true")
     given = parser.parse_args()
     registry = Registry(ServiceOptions(model=(f"model={given.model}",)), DispatcherOptions())
     registry.load_all()
@@ -104,7 +106,9 @@ def main() -> None:
     print("| text, messages | ids | " + " | ".join(PARTS) + " | in all, CPU route |")
     for n_bytes, n_messages in SHAPES:
         parts = Parts()
-        n_ids = [measure(registry, body, parts) for body in bodies(text, n_bytes, n_messages, given.requests)]
+        n_ids = [
+            measure(registry, body, parts, given.gpu) for body in bodies(text, n_bytes, n_messages, given.requests)
+        ]
         medians = parts.medians_us()
         cells = [f"{n_bytes:,} B, {n_messages}", f"{statistics.median(n_ids):,.0f}"]
         cells += [f"{median:,.0f}" for median in [*medians, sum(medians) - medians[PARTS.index("UTF-8")]]]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -126,9 +128,17 @@ def exactly(body: bytes) -> Any:
     return json.loads(body)
 
 
-def test_an_answer_is_the_same(registry: Registry) -> None:
+@pytest.fixture
+def with_gpu(registry: Registry) -> Iterator[Registry]:
+    """The same with a GPU."""
+    registry.gpus = SimpleNamespace(any=True)  # type: ignore[assignment]
+    yield registry
+    registry.gpus = None
+
+
+def test_an_answer_is_the_same(with_gpu: Registry) -> None:
     """Read either way, a conversation gives the same document and the same ids; errors are worded alike."""
-    endpoint = ChatRender(registry)
+    endpoint = ChatRender(with_gpu)
     texts = [LONG, "short é", "x" * MIN_BYTES]
     messages = [{"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(texts)]
     for extra in ({}, {"continue_final_message": True, "add_generation_prompt": False}, {"add_special_tokens": True}):
@@ -142,13 +152,16 @@ def test_an_answer_is_the_same(registry: Registry) -> None:
         assert [*request.documents] == usual.documents
         answers = [orjson.loads(send(endpoint, data, HEAD).whole) for data in (body, ascii_only(fields))]
         assert answers[0]["token_ids"] == answers[1]["token_ids"]
+        by_cpu = endpoint.read(replace(HEAD, route=b"cpu"), body)
+        assert isinstance(by_cpu, EncodeRequest)
+        assert by_cpu.documents == usual.documents
     wrong = {"messages": messages, "add_generation_prompt": True, "continue_final_message": True}
     assert send(endpoint, orjson.dumps(wrong), HEAD).body == send(endpoint, ascii_only(wrong), HEAD).body
 
 
-def test_prompts_stay_utf8_where_there_is_a_gpu(registry: Registry) -> None:
+def test_prompts_stay_utf8_where_there_is_a_gpu(with_gpu: Registry) -> None:
     """`/tokenize` of a prompt or a conversation: the same document, options, answer and errors as in the usual way."""
-    endpoint = Tokenize(registry)
+    endpoint = Tokenize(with_gpu)
     messages = [{"role": "user", "content": LONG}, {"role": "assistant", "content": "é"}]
     both_flags = {"continue_final_message": True, "add_generation_prompt": True}
     bodies: list[tuple[Any, bool]] = [
@@ -166,16 +179,11 @@ def test_prompts_stay_utf8_where_there_is_a_gpu(registry: Registry) -> None:
     ]
     for fields, is_kept in bodies:
         body = orjson.dumps(fields)
-        usual = send(endpoint, body, HEAD)
-        registry.gpus = SimpleNamespace(any=True)  # type: ignore[assignment]
-        try:
-            answer = send(endpoint, body, HEAD)
-            if usual.status == 200:
-                request = endpoint.read(HEAD, body)
-                assert isinstance(request, EncodeRequest)
-                assert isinstance(request.documents, LateTexts) == is_kept, fields.keys()
-        finally:
-            registry.gpus = None
+        usual, answer = (send(endpoint, body, replace(HEAD, route=route)) for route in (b"cpu", b""))
+        if usual.status == 200:
+            request = endpoint.read(HEAD, body)
+            assert isinstance(request, EncodeRequest)
+            assert isinstance(request.documents, LateTexts) == is_kept, fields.keys()
         assert (answer.status, answer.whole) == (usual.status, usual.whole), fields.keys()
 
 
