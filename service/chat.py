@@ -192,6 +192,8 @@ def _plain_variables(variables: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 def _seen(message: Message) -> Message:
     """A message as templates see it: without keys that have no value, its reasoning under the names that they know."""
+    if len(message) == 2 and message.get("content") is not None and message.get("role") is not None:
+        return message
     if None in message.values():
         message = {key: value for key, value in message.items() if value is not None}
     if _REASONING.isdisjoint(message):
