@@ -180,11 +180,16 @@ class Standing:
         others = {way: replace(seen, n_tries=min(seen.n_tries, 1)) for way, seen in self.others.items()}
         return Standing(self.kept, others, time)
 
-    def due(self, slower_by: Mapping[str, float]) -> str:
-        """Another way to try now, or the one that is kept. `slower_by`: what predictions say now."""
+    def due(self, slower_by: Mapping[str, float], n_answers: float) -> str:
+        """Another way to try now, or the one that is kept.
+
+        `slower_by`: what predictions said last; `n_answers`: how many a try takes.
+        """
         for way, seen in sorted(self.others.items(), key=lambda item: -item[1].n_since):
             doubt = 1.0 if seen.n_tries >= TRIES else UNSURE
-            cost = max(doubt * seen.cost, ANSWERS * slower_by.get(way, 0.0))
+            cost = doubt * seen.cost
+            if self.kept == PREDICTED or not seen.n_tries:
+                cost = max(cost, n_answers * slower_by.get(way, 0.0))
             if seen.n_since >= max(TRY_EVERY * cost, FIRST_ANSWERS << min(seen.n_tries, KNOWN)):
                 return way
         return self.kept
@@ -272,10 +277,8 @@ class Ways:
             way = self._standing.kept
             if way == spell.way:
                 before, now = self._predictions
-                is_predicted = way == PREDICTED
-                way = self._standing.due(
-                    {other: max(before[other], now[other]) for other in now} if is_predicted else {}
-                )
+                slower_by = {other: max(before[other], now[other]) for other in now}
+                way = self._standing.due(slower_by, max(ANSWERS, (SETTLES + LATENCIES) * measure.n_under_way))
         self._begin(way, now_ns, cpu_ns, measure, changes=way != spell.way)
 
     def _is_over(self, spell: Spell, answers: list[int], now_ns: int) -> bool:
@@ -311,6 +314,7 @@ class Ways:
         self.spell = Spell(way, now_ns, from_ns, from_ns + int(min(for_ns, LONGEST_NS)), cpu_ns, self._n_answered)
         if way != self._standing.kept:
             self.spell.ends_ns = from_ns + SHORTEST_NS
+            self.spell.gives_up_ns = 2 * self.spell.until_ns - from_ns
 
     def _rest(self, now_ns: int, cpu_ns: int) -> None:
         """Little comes: each piece is predicted, and nothing is compared."""
@@ -357,9 +361,14 @@ class _Measure(NamedTuple):
     """... and what they took in sum."""
 
     @property
+    def n_under_way(self) -> float:
+        """Answers that were under way together."""
+        return math.exp(self.time) * self.rate * 1e-9
+
+    @property
     def is_full(self) -> bool:
-        """Whether so many answers are under way that their rate is what the service can do."""
-        return math.exp(self.time) * self.rate > FULL * 1e9
+        """Whether so many are under way that their rate is what the service can do."""
+        return self.n_under_way > FULL
 
     def slower_than(self, before: _Measure, after: _Measure) -> float:
         """Logarithm of how many times as long answers took as in two other spells."""

@@ -49,10 +49,12 @@ class Rig:
         models: Sequence[str] = (MODEL,),
         n_lanes: int = 1,
         simulation: Simulation | None = None,
+        on_replay: Callable[[Replay], object] = lambda replay: None,
     ) -> None:
         self.simulation = simulation or Simulation()
         self.replays: list[Replay] = []
-        self.route = GpuRoute(cuts or {}, limits, self.replays.append, self.simulation.clock, lambda: 0)
+        self._on_replay = on_replay
+        self.route = GpuRoute(cuts or {}, limits, self._note_replay, self.simulation.clock, lambda: 0)
         self._sizes, self._n_each, self._models = sizes, n_each, models
         self._replay_ns, self._n_lanes = replay_ns, n_lanes
         self.done: list[Group] = []
@@ -94,6 +96,10 @@ class Rig:
     def latency_ns(self, group: Group) -> int:
         """From submission to the end."""
         return self.done_ns[id(group)] - group.submitted_ns
+
+    def _note_replay(self, replay: Replay) -> None:
+        self.replays.append(replay)
+        self._on_replay(replay)
 
     def _on_done(self, group: Group) -> None:
         self.done.append(group)

@@ -19,6 +19,7 @@ from dispatcher.costs import CostKey, Costs, Line, StartValues
 from dispatcher.gpu.batch import RouteLimits
 from dispatcher.gpu.fake_link import Simulation
 from dispatcher.gpu.group import Group
+from dispatcher.gpu.replay import Replay
 from dispatcher.policy import ADAPTIVE, CPU, FASTER, GPU, Choice, CpuLoad
 from dispatcher.ways import Spell, Ways
 from tests.dispatcher.route_rig import MODEL, Rig
@@ -71,7 +72,9 @@ class Service:
         """By document; 0 = not answered yet."""
         self.routes: list[str] = []
         self.reasons: list[str] = []
-        self._gpu = Rig(replay_ns=self._replay_ns, simulation=self.simulation, limits=RouteLimits())
+        self._gpu = Rig(
+            replay_ns=self._replay_ns, simulation=self.simulation, limits=RouteLimits(), on_replay=self._observe
+        )
         self._document = bytes(host.n_bytes)
         self._n_idle = host.n_workers
         self._queue: deque[tuple[int, int]] = deque()
@@ -168,17 +171,17 @@ class Service:
         """From a launch to results at hand: the route waits for the interpreter like everybody."""
         return max(self.host.replay_ns(n_bytes), self._hold(self.host.replay_held_ns))
 
+    def _observe(self, seen: Replay) -> None:
+        each_ns = self.host.submit_held_ns + self.host.answer_held_ns
+        cpu_ns = self.host.replay_held_ns + each_ns * seen.n_documents
+        self._host_ns += cpu_ns
+        self.chooser.costs.observe_gpu_route(
+            *(MODEL, KIND, seen.n_bytes, seen.n_documents, seen.took_ns, cpu_ns, self.simulation.now_ns),
+            replay_ns=self.host.replay_ns(seen.n_bytes),
+        )
+
     def _replayed(self, number: int, since_ns: int, submit_ns: int) -> None:
         now_ns = self.simulation.now_ns
-        for seen in self._gpu.replays:
-            each_ns = self.host.submit_held_ns + self.host.answer_held_ns
-            cpu_ns = self.host.replay_held_ns + each_ns * seen.n_documents
-            self._host_ns += cpu_ns
-            self.chooser.costs.observe_gpu_route(
-                *(MODEL, KIND, seen.n_bytes, seen.n_documents, seen.took_ns, cpu_ns, now_ns),
-                replay_ns=self.host.replay_ns(seen.n_bytes),
-            )
-        self._gpu.replays.clear()
         answer_ns = self._hold(self.host.answer_held_ns)
         self.chooser.costs.observe_gpu_answer(MODEL, KIND, self.host.n_bytes, submit_ns + answer_ns, now_ns)
         self.simulation.after(answer_ns, partial(self._answered, number, since_ns))

@@ -16,6 +16,7 @@ from dispatcher.costs import Costs
 from dispatcher.gpu.batch import RouteLimits
 from dispatcher.gpu.fake_link import Simulation
 from dispatcher.gpu.group import Group
+from dispatcher.gpu.replay import Replay
 from dispatcher.policy import ADAPTIVE, CPU, Choice, CpuLoad
 from dispatcher.ways import Spell, Ways
 from tests.dispatcher.route_rig import MODEL, Rig
@@ -46,7 +47,12 @@ class TwoRoutes:
         self._host_ns = 0
         self.chooser = RouteChooser(Costs(), policy, Ways(lambda: self._host_ns))
         self.gpus = [
-            Rig(replay_ns=self._replay_ns, simulation=self.simulation, limits=RouteLimits())
+            Rig(
+                replay_ns=self._replay_ns,
+                simulation=self.simulation,
+                limits=RouteLimits(),
+                on_replay=self._observe,
+            )
             for _ in range(world.n_gpus)
         ]
         for rig in self.gpus:
@@ -107,6 +113,14 @@ class TwoRoutes:
     def _replay_ns(self, n_bytes: int, n_documents: int) -> int:
         return self.world.replay_ns(n_bytes, n_documents)
 
+    def _observe(self, seen: Replay) -> None:
+        self._host_ns += seen.cpu_ns
+        self.chooser.costs.observe_gpu_route(
+            *(MODEL, KIND, seen.n_bytes, seen.n_documents, seen.took_ns, seen.cpu_ns, self.simulation.now_ns),
+            seen.n_unanswered,
+            seen.replay_ns,
+        )
+
     def _to_cpu(self, number: int, n_bytes: int, since_ns: int) -> None:
         if not self._n_idle:
             self._queue.append((number, n_bytes, since_ns))
@@ -138,19 +152,10 @@ class TwoRoutes:
         rig = self.gpus[gpu]
 
         def on_done(group: Group) -> None:
-            now_ns = self.simulation.now_ns
             if group.needs_cpu:
                 self._to_cpu(number, n_bytes, since_ns)
             else:
                 self._answered(number, since_ns)
-            for seen in rig.replays:
-                self._host_ns += seen.cpu_ns
-                self.chooser.costs.observe_gpu_route(
-                    *(MODEL, KIND, seen.n_bytes, seen.n_documents, seen.took_ns, seen.cpu_ns, now_ns),
-                    seen.n_unanswered,
-                    seen.replay_ns,
-                )
-            rig.replays.clear()
 
         rig.route.submit(
             Group(MODEL, [bytes(n_bytes)], on_done, lambda _group, _why: self._to_cpu(number, n_bytes, since_ns))
