@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from dispatcher.request import EncodeRequest, Request, Result
 from gpu_core.errors import SidetokError
 from service.block_hashes import FIELDS
-from service.dialects.body import Mistakes, error_answer, read_json, shown_mistakes, validated
+from service.dialects.body import Mistakes, error_answer, read_json, shown_mistakes, validated, with_exact_integers
 from service.dialects.chat_count import count_request, n_tokens
 from service.dialects.json_endpoint import JsonEndpoint
 from service.dialects.vllm_chat import ATTRIBUTION_HEADER
@@ -98,7 +98,7 @@ class CountTokens(JsonEndpoint[ChatCompletion]):
 
     def form(self, body: bytes) -> ChatCompletion:
         """See `JsonEndpoint`."""
-        return _chat(validated(_validate_count, read_json(body), body))
+        return _chat(validated(_validate_count, with_exact_integers(read_json(body), body), body))
 
     def request(self, head: Head, form: ChatCompletion, n_bytes: int) -> EncodeRequest:
         """See `JsonEndpoint`."""
@@ -124,7 +124,7 @@ class MessagesRender(ConversationRender):
 
     def form(self, body: bytes) -> ChatCompletion:
         """See `JsonEndpoint`."""
-        return _chat(validated(_validate_render, read_json(body), body))
+        return _chat(validated(_validate_render, with_exact_integers(read_json(body), body), body))
 
 
 def _validate_count(fields: Any, _n_bytes: int) -> Messages:

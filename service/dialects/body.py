@@ -28,6 +28,9 @@ MAX_SHOWN_CHARS = 200
 LARGE_BODY_BYTES = 1 << 16
 """Above this only the first mistake of a list is looked for: a mistake takes more memory than its bytes in the body."""
 
+MAX_INTEGER = float(1 << 63)
+"""Integers that are read as floats are this large."""
+
 Mistake = dict[str, Any]
 """One finding as pydantic reports it: `type`, `loc` (a tuple of names and positions), `msg`, `input`, maybe `ctx`."""
 
@@ -70,6 +73,23 @@ def read_json_exactly(body: bytes) -> Any:
         raise Mistakes([{**mistake, "ctx": {"error": error.msg}}]) from None
     except (UnicodeDecodeError, RecursionError, ValueError):
         raise InvalidBody(UNREADABLE) from None
+
+
+def with_exact_integers(fields: Any, body: bytes) -> Any:
+    """What `read_json` made of a body, with integers over 64 bits as the servers in Python have them.
+
+    For values that a chat template may show. Raises as `read_json`.
+    """
+    left = [fields]
+    for value in left:
+        kind = type(value)
+        if kind is dict:
+            left += [item for item in value.values() if type(item) is not str]
+        elif kind is list:
+            left += value
+        elif kind is float and not -MAX_INTEGER < value < MAX_INTEGER:
+            return read_json_exactly(body)
+    return fields
 
 
 def validated(validate: Callable[[Any, int], T], fields: Any, body: bytes) -> T:

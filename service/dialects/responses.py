@@ -13,7 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from dispatcher.request import EncodeRequest, Request, Result
 from gpu_core.errors import SidetokError
 from service.block_hashes import FIELDS
-from service.dialects.body import Mistakes, error_answer, read_json, validated
+from service.dialects.body import Mistakes, error_answer, read_json, validated, with_exact_integers
 from service.dialects.chat_count import count_request, n_tokens
 from service.dialects.json_endpoint import JsonEndpoint
 from service.dialects.vllm_errors import invalid_field
@@ -64,7 +64,7 @@ class InputTokens(JsonEndpoint[ChatCompletion]):
 
     def form(self, body: bytes) -> ChatCompletion:
         """See `JsonEndpoint`."""
-        return _chat(validated(_validate, read_json(body), body))
+        return _chat(validated(_validate, with_exact_integers(read_json(body), body), body))
 
     def request(self, head: Head, form: ChatCompletion, n_bytes: int) -> EncodeRequest:
         """See `JsonEndpoint`."""
@@ -84,7 +84,7 @@ class ResponsesRender(ConversationRender):
 
     def form(self, body: bytes) -> ChatCompletion:
         """See `JsonEndpoint`."""
-        fields = read_json(body)
+        fields = with_exact_integers(read_json(body), body)
         form = validated(_validate, fields, body)
         if form.input is None:
             raise Mistakes([{"type": "missing", "loc": ("body", "input"), "msg": "Field required", "input": fields}])

@@ -17,7 +17,7 @@ from dispatcher.request import DecodeRequest, EncodedDocument, EncodeOptions, En
 from gpu_core.errors import SidetokError
 from service.codecs import check_count, ids_json
 from service.dialects import sglang_schema as schema
-from service.dialects.body import error_answer, packed_ids, read_json, validated
+from service.dialects.body import error_answer, packed_ids, read_json, validated, with_exact_integers
 from service.dialects.json_endpoint import JsonEndpoint, one_or_named
 from service.dialects.sglang_chat import render
 from service.endpoint import Answer, Head
@@ -74,7 +74,7 @@ class Tokenize(_SglangEndpoint[Prompt | schema.Tokenize]):
         fields = read_json(body)
         if isinstance(fields, dict) and (form := _plain_prompt(fields)) is not None:
             return form
-        return validated(schema.validate_tokenize, fields, body)
+        return validated(schema.validate_tokenize, with_exact_integers(fields, body), body)
 
     def request(self, head: Head, form: Prompt | schema.Tokenize, n_bytes: int) -> TokenizeRequest:
         """See `JsonEndpoint`."""

@@ -18,7 +18,7 @@ from dispatcher.errors import InvalidIds, InvalidOption
 from dispatcher.late_texts import LateTexts
 from dispatcher.request import DecodeRequest, EncodedDocument, EncodeOptions, EncodeRequest, Request, Result
 from service.codecs import IDS_PER_PIECE, listed_ids
-from service.dialects.body import Mistakes, packed_ids, read_json, validated
+from service.dialects.body import Mistakes, packed_ids, read_json, validated, with_exact_integers
 from service.dialects.utf8_body import conversation_of_fields, has_utf8, utf8_fields
 from service.dialects.vllm_chat import Conversation, render, render_utf8
 from service.dialects.vllm_errors import VllmEndpoint
@@ -72,7 +72,7 @@ class Tokenize(VllmEndpoint[Prompt | Completion | Chat]):
         check_flags(fields)
         if isinstance(fields, dict) and (form := _plain_completion(fields)) is not None:
             return form
-        return validated(validate_tokenize, fields, body)
+        return validated(validate_tokenize, with_exact_integers(fields, body), body)
 
     def request(self, head: Head, form: Prompt | Completion | Chat, n_bytes: int) -> TokenizeRequest:
         """See `JsonEndpoint`."""

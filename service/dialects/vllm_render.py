@@ -22,7 +22,7 @@ from dispatcher.late_texts import LateTexts
 from dispatcher.request import EncodedDocument, EncodeOptions, EncodeRequest, Request, Result, TruncationSide
 from service.block_hashes import FIELDS, HashOptions, block_hashes, hash_options, hashes_json
 from service.codecs import array_json, check_count, listed_ids
-from service.dialects.body import Mistakes, packed_ids, read_json, validated
+from service.dialects.body import Mistakes, packed_ids, read_json, validated, with_exact_integers
 from service.dialects.utf8_body import conversation_form, has_utf8
 from service.dialects.vllm import ID_TOO_LARGE, check_flags
 from service.dialects.vllm_chat import Conversation, render, render_utf8
@@ -161,7 +161,7 @@ class ChatRender(ConversationRender):
 
     def form(self, body: bytes) -> ChatCompletion:
         """See `JsonEndpoint`."""
-        return validated(_checked_chat, read_json(body), body)
+        return validated(_checked_chat, with_exact_integers(read_json(body), body), body)
 
     def utf8_form(self, body: bytes) -> ChatCompletion | None:
         """See `JsonEndpoint`."""

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
 import pytest
 
+from dispatcher.request import EncodeRequest
+from service.dialects import sglang
 from service.dialects.anthropic import CountTokens, MessagesRender
+from service.dialects.body import LARGE_BODY_BYTES
 from service.dialects.responses import InputTokens, ResponsesRender
+from service.dialects.vllm import Tokenize
+from service.dialects.vllm_render import ChatRender
 from service.errors import ModelNotReady
 from service.registry import Registry
 from tests.service.small_model import documents_of, head_of, registry_of, send, write_model
@@ -306,6 +312,30 @@ def test_overload_is_told_in_each_format(registry: Registry) -> None:
         assert answer.status == 503
         assert orjson.loads(answer.body)["error"]["type"] == kind
         assert any(name == b"retry-after" for name, _ in answer.headers)
+
+
+@pytest.mark.parametrize("pad", ["", "a" * LARGE_BODY_BYTES, "é" * LARGE_BODY_BYTES])
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_integers_of_any_size(pad: str, has_gpu: bool, registry: Registry) -> None:
+    """A template shows the number that was sent, however the body is read; floats stay what they are."""
+    schema = {"maximum": 2**70, "minimum": -(2**64), "multipleOf": 1e22, "default": [0.5, 2**63, -0.0]}
+    tool, openai_tool = {"name": "f", "input_schema": schema}, {"type": "function", "name": "f", "parameters": schema}
+    chat = {"messages": [user("a")], "tools": [tool_f(schema)], "pad": pad, "model": "dump"}
+    expected = json.dumps(schema)[1:-1]
+    registry.gpus = SimpleNamespace(any=has_gpu)  # type: ignore[assignment]
+    for endpoint, fields in (
+        (Tokenize(registry), chat),
+        (ChatRender(registry), chat),
+        (sglang.Tokenize(registry), chat),
+        (CountTokens(registry), {**chat, "tools": [tool]}),
+        (MessagesRender(registry), {**chat, "tools": [tool], "max_tokens": 5}),
+        (InputTokens(registry), {"model": "dump", "input": "a", "tools": [openai_tool], "pad": pad}),
+        (ResponsesRender(registry), {"model": "dump", "input": "a", "tools": [openai_tool], "pad": pad}),
+    ):
+        request = endpoint.read(head_of(), json.dumps(fields, ensure_ascii=False).encode())
+        assert isinstance(request, EncodeRequest)
+        assert expected in request.documents[0], endpoint
+    registry.gpus = None
 
 
 def test_no_template(tmp_path: Path) -> None:

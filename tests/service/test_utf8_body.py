@@ -117,7 +117,7 @@ def test_any_json_is_read_to_the_same_values() -> None:
         body += b" " * LARGE_BODY_BYTES
         form = form_of(body)
         assert form is not None
-        # The usual way reads integers over 64 bits as floats; `repr` also tells NaN from NaN, and 0 from -0.
+        # `repr` also tells NaN from NaN, and 0 from -0.
         expected = validate_chat(exactly(body), len(body))
         assert repr(plain(form.messages)) == repr(expected.messages)
         assert repr(form.model_extra) == repr(expected.model_extra)
