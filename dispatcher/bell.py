@@ -31,5 +31,5 @@ class Bell:
         os.read(self._fd, 8)
 
     def close(self) -> None:
-        """Called by the one that waits; nobody may ring any more."""
+        """Nobody may wait or ring any more."""
         os.close(self._fd)

@@ -18,6 +18,7 @@ from dispatcher.cpus import usable_cpus
 from dispatcher.failures import failed, where
 from dispatcher.gpu.reserved_text import ReservedText, ordinary_text
 from dispatcher.group_call import PLAIN, GroupCall, OnDone, Text
+from dispatcher.halves import Halves
 from dispatcher.job import Job, deadline_exceeded
 from dispatcher.meter import ThreadClocks, WorkerTally, total
 from dispatcher.options import DispatcherOptions
@@ -73,8 +74,9 @@ class Dispatcher:
         """Jobs that workers answered, whose `on_done` was not called yet: nobody wakes the loop for them."""
         self._in_flight: set[Job[Any]] = set()
         self._router = Router(options.policy, gpus or NoGpus(), self._queue, self._collect, self.shadow, self.n_workers)
+        self._halves = Halves(self._queue, self.n_workers, n_cpus)
         self._workers = [
-            Worker(self._queue, self._collect, self.shadow, f"sidetok-worker-{i}", self._router)
+            Worker(self._queue, self._collect, self.shadow, f"sidetok-worker-{i}", self._router, self._halves)
             for i in range(self.n_workers)
         ]
         for worker in self._workers:
@@ -205,6 +207,7 @@ class Dispatcher:
     def close(self) -> None:
         """Stop the workers after what is queued; a document that takes longer than `CLOSE_S` is left behind."""
         self._queue.close()
+        self._halves.close()
         until_s = time.monotonic() + CLOSE_S
         for worker in self._workers:
             worker.join(max(0.0, until_s - time.monotonic()))

@@ -8,6 +8,9 @@ from gpu_core.safe_cut import SafeCuts
 from gpu_core.spec import TokenizerSpec
 from gpu_core.tables import check_support
 
+HALF_WINDOW = 1024
+"""Characters before the middle of a document in which a cut is looked for. As many are seen on either side of these."""
+
 
 class Cutter:
     """Cuts documents of one tokenizer. See `gpu_core.safe_cut` for why the ids stay the same."""
@@ -33,6 +36,23 @@ class Cutter:
             start = end
         pieces.append(text[start:].decode())
         return pieces
+
+    def halves(self, document: str) -> tuple[str, str] | None:
+        """A long document in two parts of about the same length; None when there is no safe cut near its middle."""
+        high = len(document) // 2
+        low = high - HALF_WINDOW
+        first = low - HALF_WINDOW
+        if first < 0 or self._cuts.reach > HALF_WINDOW:
+            return None
+        try:
+            window, margin, middle = (document[first:end].encode() for end in (high + HALF_WINDOW, low, high))
+        except UnicodeEncodeError:
+            return None
+        cut = self._cuts.last_before(window, len(margin), len(middle))
+        if cut is None:
+            return None
+        at = first + len(window[:cut].decode())
+        return document[:at], document[at:]
 
 
 def cutter_of(spec: TokenizerSpec, max_bytes: int) -> Cutter | None:

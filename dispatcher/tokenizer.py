@@ -18,7 +18,7 @@ from dispatcher.engines.reference_engine import ReferenceEngine, ids_of, offsets
 from dispatcher.errors import InvalidText, TextTooLarge
 from dispatcher.finisher import Finisher
 from dispatcher.offsets import byte_offsets
-from dispatcher.pieces import cutter_of
+from dispatcher.pieces import Cutter, cutter_of
 from dispatcher.proof import ProofCache
 from dispatcher.request import EncodedDocument, EncodeOptions
 from dispatcher.special_tokens import learn_special_tokens
@@ -49,6 +49,8 @@ class Tokenizer:
     `engine` is the name of the engine that answers requests for ids, `engine_reason` why it is this one. Requests for
     offsets, strings or masks are answered by the reference.
     """
+
+    _cutter: Cutter | None = None
 
     def __init__(
         self,
@@ -96,6 +98,23 @@ class Tokenizer:
             self._without_engine(document, options, finisher) if ids is None else finisher.finish(ids)
             for document, ids in zip(documents, self._ids_of([*documents]), strict=True)
         ]
+
+    def halves(self, document: str) -> tuple[str, str] | None:
+        """A long document in two, for `half_ids` and `joined`; None where it stays whole."""
+        if self._cutter is None or self._engine_is_reference:
+            return None
+        return self._cutter.halves(document) if document.isascii() or self._guard(document) is None else None
+
+    def half_ids(self, half: str) -> bytes:
+        """The engine's ids; raises whatever the engine does."""
+        return self._engine_encode(half)
+
+    def joined(self, ids: tuple[bytes, bytes], options: EncodeOptions) -> EncodedDocument:
+        """The result of a document from the ids of its halves. Only for options that have a finisher."""
+        finisher = self.finisher(options)
+        assert finisher is not None
+        self._by_engine.add()
+        return finisher.finish(b"".join(ids))
 
     def finisher(self, options: EncodeOptions) -> Finisher | None:
         """What turns ids from any exact engine into the results of a request; None if only the reference can answer it.

@@ -13,6 +13,7 @@ from typing import Any
 
 from dispatcher.bundle import merged
 from dispatcher.failures import fail
+from dispatcher.halves import Halves
 from dispatcher.job import Job
 from dispatcher.meter import Work, WorkerTally
 from dispatcher.request import DecodeRequest, EncodedDocument, EncodeRequest, Request, Result
@@ -35,6 +36,7 @@ class Worker(threading.Thread):
         shadow: ShadowCheck,
         name: str,
         router: Router,
+        halves: Halves | None = None,
     ) -> None:
         super().__init__(name=name, daemon=True)
         self.tally = WorkerTally()
@@ -42,6 +44,9 @@ class Worker(threading.Thread):
         self._deliver = deliver
         self._shadow = shadow
         self._router = router
+        self._halves = halves
+        self._helped_ns = 0
+        """CPU time of another thread for this round."""
 
     def run(self) -> None:
         """The thread. Its CPU clock is read between stages only, so what waiting costs counts for the next round."""
@@ -54,7 +59,8 @@ class Worker(threading.Thread):
             start_cpu_ns, was_long = cpu_ns, taken[0].is_long
             ended, cpu_ns = self._round(jobs, time.monotonic_ns(), cpu_ns)
             self._deliver(ended)
-            queue.finished(taken, cpu_ns - start_cpu_ns, was_long)
+            queue.finished(taken, cpu_ns - start_cpu_ns + self._helped_ns, was_long)
+            self._helped_ns = 0
             # A worker may sleep for hours, and must not hold texts and a tokenizer that was removed meanwhile.
             taken, jobs, ended = [], [], ()
         bell.close()
@@ -87,7 +93,7 @@ class Worker(threading.Thread):
             row.decode_body_cpu_ns += int((read_cpu_ns - cpu_ns) * share)
             row.submit_cpu_ns += int((sent_cpu_ns - read_cpu_ns) * share)
         for row, share in self._shares(stayed) if 0 < len(stayed) < len(jobs) else shares:
-            row.encode_cpu_ns += int((encoded_cpu_ns - sent_cpu_ns) * share)
+            row.encode_cpu_ns += int((encoded_cpu_ns - sent_cpu_ns + self._helped_ns) * share)
             row.write_answer_cpu_ns += int((end_cpu_ns - encoded_cpu_ns) * share)
         return ended, end_cpu_ns
 
@@ -148,21 +154,26 @@ class Worker(threading.Thread):
             start = end
         return answered
 
-    @staticmethod
-    def _execute_one(job: Job[Any], request: Request) -> Result:
+    def _execute_one(self, job: Job[Any], request: Request) -> Result:
         if isinstance(request, DecodeRequest):
             return request.tokenizer.decode(request.sequences, request.skip_special_tokens)
         if job.partial is not None:
             return merged(job.partial, request.tokenizer.encode)
+        # Beside GPUs the router learns what the CPU route takes, which must not depend on who had help.
+        if self._halves is not None and not self._router.gpus.any and job.is_long and len(request.documents) == 1:
+            helped = self._halves.encode(request.tokenizer, request.documents[0], request.options)
+            if helped is not None:
+                result, self._helped_ns = helped
+                return [result]
         if len(request.documents) == 1 or not job.is_long:
             return request.tokenizer.encode(request.documents, request.options)
         # A little at a time, so that a client that went away costs little more. Not one document at a time: each call
         # gives the interpreter away and waits for it, and that is what bounds the rate of many workers.
-        result: list[EncodedDocument] = []
+        results: list[EncodedDocument] = []
         for documents in _parts(request.documents):
             job.check()
-            result += request.tokenizer.encode(documents, request.options)
-        return result
+            results += request.tokenizer.encode(documents, request.options)
+        return results
 
     def _write(self, job: Job[Any], request: Request, result: Result, alone: bool) -> None:
         try:

@@ -64,13 +64,13 @@ class CutSearch:
         `easy`: bytes before and behind a cut that are always safe, to be tried first.
         """
         self._literals, self._allowed, self._easy = tuple(literals), allowed, easy
-        self._reach = max(map(len, self._literals), default=1) - 1
+        self.reach = max(map(len, self._literals), default=1) - 1
 
     def last_before(self, text: Any, low: int, high: int) -> int | None:
         """See `Cuts`."""
         floor = max(low, high - SEARCH_BYTES)
-        first = max(0, floor - self._reach - 3)
-        window = bytes(text[first : high + self._reach + 4])
+        first = max(0, floor - self.reach - 3)
+        window = bytes(text[first : high + self.reach + 4])
         before, after = self._easy
         for cut in range(high - first, floor - first, -1) if before else ():
             near = window[cut - 1] in before and cut < len(window) and window[cut] in after
@@ -80,8 +80,8 @@ class CutSearch:
         return None if found is None else first + found
 
     def _in_literal(self, window: bytes, cut: int) -> bool:
-        around = window[max(0, cut - self._reach) : cut + self._reach]
-        middle = min(cut, self._reach)
+        around = window[max(0, cut - self.reach) : cut + self.reach]
+        middle = min(cut, self.reach)
         return any(self._crosses(around, literal, middle) for literal in self._literals)
 
     @staticmethod
@@ -128,6 +128,11 @@ class SafeCuts:
     def last_before(self, text: Any, low: int, high: int) -> int | None:
         """See `Cuts`."""
         return self._search.last_before(text, low, high)
+
+    @property
+    def reach(self) -> int:
+        """Bytes on either side of a cut that it depends on."""
+        return self._search.reach
 
     def _allowed(self, points: NDArray[np.int64]) -> NDArray[np.bool_]:
         """For each pair of neighbours, whether a cut between them is safe."""
