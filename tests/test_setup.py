@@ -58,3 +58,11 @@ def test_no_class_of_a_compiled_module_is_derived_from_elsewhere(monkeypatch: py
         own = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
         assert not bases & (classes - own), path
         assert path not in compiled or not any("ndarray" in base for base in bases), path
+
+
+def test_texts_are_compared_by_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled modules have constants of their own: `is` would differ."""
+    for path in modules(monkeypatch):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is | ast.IsNot):
+                assert not ast.unparse(node.comparators[0]).isupper(), f"{path.name}:{node.lineno}"
