@@ -17,8 +17,8 @@ COMPILED = (
     *(f"dispatcher/gpu/{name}.py" for name in ("account", "batch", "driver", "group", "incarnation", "local_link")),
     *(f"dispatcher/gpu/{name}.py" for name in ("model_queue", "results", "route", "route_tally", "staging")),
 )
-"""Nobody derives from their classes, replaces what is in them, or asks whether one of their texts `is` another one: that
-is no longer so once they are compiled."""
+"""Nobody derives from their classes, replaces what is in them, or asks whether a text `is` another one: compiled, it
+would not do what it did."""
 NEEDS = ["mypy>=2.4,<3", "numpy<2.5"]
 """As in extra `dev`."""
 
