@@ -87,6 +87,8 @@ class Client:
         self._open: dict[int, Connection] = {}
         self._idle: list[Connection] = []
         self._waiting: deque[int] = deque()
+        self._unsent: set[int] = set()
+        """Descriptors of connections that did not take all of a request."""
         self._made: tuple[int, list[Buffer]] | None = None
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._next = 0
@@ -106,7 +108,8 @@ class Client:
             now = time.monotonic_ns()
             self._take_due(now - start_ns)
             self._dispatch()
-            self._make_next()
+            if not self.is_sending:
+                self._make_next()
             if now >= next_sweep:
                 self._sweep(now - start_ns)
                 next_sweep = now + sweep_ns
@@ -120,6 +123,11 @@ class Client:
         self._poller.close()
         self.record.spun_ns = self._poller.spun_ns
         return self.record
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether a part of some request is still to be sent: what takes time now counts as the server's."""
+        return bool(self._unsent)
 
     def _pause_ns(self, next_sweep: int) -> int:
         now = time.monotonic_ns()
@@ -183,6 +191,7 @@ class Client:
             self._lose(connection, error)
             return
         if not sent:
+            self._unsent.add(connection.fd)
             self._poller.change(connection.fd, READ | WRITE)
 
     def _handle(self, fd: int, events: int) -> None:
@@ -193,6 +202,7 @@ class Client:
             # Errors and the end of the stream are read, too; a refusal may come before all of a request was sent.
             answer = connection.read(self._scratch) if events & ~WRITE else None
             if answer is None and events & WRITE and connection.flush():
+                self._unsent.discard(fd)
                 self._poller.change(fd, READ)
         except (ConnectionClosed, MalformedAnswer, OSError) as error:
             self._lose(connection, error)
@@ -238,6 +248,7 @@ class Client:
 
     def _close(self, connection: Connection) -> None:
         self._poller.remove(connection.fd)
+        self._unsent.discard(connection.fd)
         del self._open[connection.fd]
         if connection in self._idle:
             self._idle.remove(connection)

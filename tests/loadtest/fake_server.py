@@ -27,11 +27,11 @@ def ids_of_bytes(body: bytes) -> bytes:
 
 
 class FakeServer:
-    """Listens on a free port of this machine, a thread for each connection."""
+    """Listens on a free port of this machine, or where it is told to, a thread for each connection."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, listener: socket.socket | None = None) -> None:
         self._script = script
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = listener or socket.create_server(("127.0.0.1", 0))
         self._sockets: list[socket.socket] = []
         self._lock = threading.Lock()
         self.n_requests = 0
@@ -96,9 +96,9 @@ def _some(sock: socket.socket) -> bytes:
 
 
 @contextmanager
-def faking(script: Script) -> Iterator[FakeServer]:
+def faking(script: Script, listener: socket.socket | None = None) -> Iterator[FakeServer]:
     """A server with this script, gone afterwards."""
-    server = FakeServer(script)
+    server = FakeServer(script, listener)
     try:
         yield server
     finally:

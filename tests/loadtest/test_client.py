@@ -140,6 +140,27 @@ def test_the_next_request_is_made_while_its_connection_is_busy(pool: Pool) -> No
     ]
 
 
+def test_no_request_waits_inside_the_client(pool: Pool, tmp_path: Path) -> None:
+    """The next one is not made while a part of one is still to be sent: that would count as the server's time."""
+    plan, target = planned(pool, n=3, gap_ms=0, n_bytes=2_000_000), parse_target(f"unix:{tmp_path / 's'}")
+    was_sending: list[bool] = []
+
+    class Octets(NativeOctets):
+        def body(self, kind: int, documents: Sequence[memoryview]) -> list[Buffer]:
+            was_sending.append(client.is_sending)
+            return super().body(kind, documents)
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        with faking(right, listener):
+            client = Client(plan, pool, target, HttpWire("x"), Octets(""), connections=1, timeout_s=30)
+            record = client.run(time.monotonic_ns())
+    assert record.outcome.tolist() == [200] * 3
+    assert was_sending == [False] * 3
+    assert not client.is_sending
+
+
 @pytest.mark.parametrize("status", [400, 429, 500, 503])
 def test_refusals(status: int, pool: Pool) -> None:
     """A refusal is an outcome, and the connection goes on."""
