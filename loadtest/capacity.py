@@ -5,6 +5,7 @@ Every figure is arithmetic on result files; nothing is assumed but prices.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,12 +101,15 @@ def what_limits(result: Result, best: Step) -> str:
     return f"the service: {found['reason']}"
 
 
-def table(results: list[Result], prices: Prices = Prices()) -> str:
-    """A row for each result that sustained a rate with the right ids."""
+def table(results: list[Result], prices: Prices = Prices(), names: Sequence[str] = ()) -> str:
+    """A row for each result that sustained a rate with the right ids, with its name if they have names."""
     rows = []
-    for capacity in filter(None, map(capacity_of, results)):
+    for i, capacity in enumerate(map(capacity_of, results)):
+        if capacity is None:
+            continue
         rows.append(
             [
+                *names[i : i + 1],
                 capacity.scenario,
                 "CPU" if not capacity.gpu_share else f"GPU {percent(capacity.gpu_share)}",
                 number(capacity.sustained_per_s),
@@ -118,4 +122,5 @@ def table(results: list[Result], prices: Prices = Prices()) -> str:
                 capacity.limit,
             ]
         )
-    return markdown_table(HEAD, rows) if rows else "No result sustained a rate with the right ids."
+    head = ("result", *HEAD) if names else HEAD
+    return markdown_table(head, rows) if rows else "No result sustained a rate with the right ids."

@@ -20,6 +20,7 @@ files. How to make such files: [load test](loadtest.md).
 
 | column | is |
 |---|---|
+| result | the file; `frontends-4-...`: four [frontends](operations.md#frontends), `two-gpus-...`: two GPUs |
 | sustained requests/s | achieved rate of the highest sustained step, see below |
 | of each engine | that rate by the GPUs that the service was given, on the GPU route |
 | host CPU us/request | of the server in that step, by its own counters, else by the kernel's |
@@ -45,7 +46,8 @@ def page(results: dict[str, Result]) -> str:
     """The page for results by the name of their file."""
     if not results:
         return f"{HEAD}\n{EMPTY}"
+    names = [name.removesuffix(".json") for name in results]
     sources = "\n".join(f"* `{name}`: {about(result)}" for name, result in results.items())
     steps = sum(len(result["steps"]) for result in results.values())
     count = f"{len(results)} results with {number(steps)} steps:"
-    return f"{HEAD}\n{table(list(results.values()), PRICES)}\n\n{count}\n\n{sources}\n"
+    return f"{HEAD}\n{table(list(results.values()), PRICES, names)}\n\n{count}\n\n{sources}\n"

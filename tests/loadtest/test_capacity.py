@@ -74,3 +74,11 @@ def test_what_is_not_offered_freely_is_no_capacity() -> None:
     """Clients that wait for answers never show what a server can take, nor does a machine that others use."""
     assert capacity_of(result_of(step_of(100, neighbours={"n": 8, "work_per_s": 1.0}))) is None
     assert capacity_of(result_of(step_of(100), scenario="closed")) is None
+
+
+def test_named_rows() -> None:
+    """Names stay with their results, also when one of them sustained nothing."""
+    results = [result_of(step_of(100)), result_of(step_of(100, 10, saturated="behind")), result_of(step_of(50))]
+    lines = table(results, names=["one", "none", "other"]).splitlines()
+    assert lines[0].startswith("| result | scenario |")
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| one", "| other"]
