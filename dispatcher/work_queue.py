@@ -173,6 +173,8 @@ class WorkQueue:
     def _next(self) -> Job[Any] | None:
         """Under the lock: the job that a worker may take now, the older one of both kinds."""
         first = self._jobs.head()
+        if not self._huge:
+            return first
         n_places = self._n_workers if self._huge_is_stuck else min(self._n_workers, self._n_cpus)
         if self._closed or self._n_huge < max(1, n_places - 1):
             huge = self._huge.head()

@@ -161,10 +161,8 @@ class Worker(threading.Thread):
             return merged(job.partial, request.tokenizer.encode)
         # Beside GPUs the router learns what the CPU route takes, which must not depend on who had help.
         if self._halves is not None and not self._router.gpus.any and job.is_long and len(request.documents) == 1:
-            helped = self._halves.encode(request.tokenizer, request.documents[0], request.options)
-            if helped is not None:
-                result, self._helped_ns = helped
-                return [result]
+            result, self._helped_ns = self._halves.encode(request.tokenizer, request.documents[0], request.options)
+            return [result]
         if len(request.documents) == 1 or not job.is_long:
             return request.tokenizer.encode(request.documents, request.options)
         # A little at a time, so that a client that went away costs little more. Not one document at a time: each call

@@ -9,16 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from dispatcher.costs import ASCII, MIXED, WIDE
 from dispatcher.cpus import Runnable
 from dispatcher.engines.reference_engine import ReferenceEngine
 from dispatcher.errors import InvalidText
-from dispatcher.halves import MIN_CHARS, Halves, Share
+from dispatcher.halves import MIN_CHARS, SLOW_NS, Halves, Share
 from dispatcher.pieces import HALF_WINDOW, Cutter
 from dispatcher.request import EncodeOptions
 from dispatcher.tokenizer import Tokenizer
 from gpu_core.spec import read_spec
 from tests.data import EMBEDDED, corpus_windows, tokenizer_json
 from tests.dispatcher.crew import Crew
+from tests.fakes import LIMIT_S
 
 LONG = "Some words of a text, the 2nd of them: 12345 and more. " * (MIN_CHARS // 50)
 IDS_ONLY = EncodeOptions(add_special_tokens=False)
@@ -35,6 +37,13 @@ class Rig:
         self.crew = Crew(3)
         self.n_runnable = 1
         self.halves = Halves(self.crew.queue, 4, 2, lambda: self.n_runnable)
+
+    def helped(self, tokenizer: Tokenizer, options: EncodeOptions = IDS_ONLY, text: str = LONG) -> bool:
+        """Whether a text that is known to be slow was encoded by two; its result is the usual one."""
+        self.halves._seen[tokenizer] = {kind: SLOW_NS / MIN_CHARS for kind in (ASCII, MIXED, WIDE)}
+        result, helped_ns = self.halves.encode(tokenizer, text, options)
+        assert [result] == tokenizer.encode([text], options)
+        return helped_ns > 0
 
 
 @pytest.fixture
@@ -80,64 +89,71 @@ def test_what_has_no_halves(embedded: Tokenizer) -> None:
     assert embedded.halves("it'\u017f " * MIN_CHARS) is None
 
 
-@pytest.mark.parametrize(
-    "options", [IDS_ONLY, EncodeOptions(), EncodeOptions(max_tokens=77), EncodeOptions(count_only=True)]
-)
-def test_the_result_is_that_of_the_whole(rig: Rig, embedded: Tokenizer, options: EncodeOptions) -> None:
-    """Special tokens, truncation and counts are the same, and one document is counted."""
-    before = embedded.counters().documents[embedded.engine]
-    helped = rig.halves.encode(embedded, LONG, options)
-    assert helped is not None
-    assert embedded.counters().documents[embedded.engine] == before + 1
-    assert [helped[0]] == embedded.encode([LONG], options)
-    assert helped[1] >= 0
-
-
-def test_a_helper_takes_its_share(rig: Rig, embedded: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second half is encoded on another thread, at the same time, and its CPU time is told."""
+@pytest.fixture
+def both(embedded: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> dict[bool, int]:
+    """Makes each half wait until the other one was begun; the threads that encoded the first one, and the other."""
     threads: dict[bool, int] = {}
-    both = threading.Barrier(2)
-    encode = embedded.half_ids
+    barrier, encode = threading.Barrier(2), embedded.half_ids
 
     def half_ids(half: str) -> bytes:
         threads[LONG.startswith(half)] = threading.get_ident()
-        both.wait(20)
+        barrier.wait(LIMIT_S)
         return encode(half)
 
     monkeypatch.setattr(embedded, "half_ids", half_ids)
+    return threads
+
+
+@pytest.mark.parametrize(
+    "options", [IDS_ONLY, EncodeOptions(), EncodeOptions(max_tokens=77), EncodeOptions(count_only=True)]
+)
+def test_two_threads_give_one_result(
+    rig: Rig, embedded: Tokenizer, both: dict[bool, int], options: EncodeOptions
+) -> None:
+    """Special tokens, truncation and counts are the same; one document is counted, and the helper's CPU time told."""
     for _ in range(2):
-        helped = rig.halves.encode(embedded, LONG, IDS_ONLY)
-        assert helped is not None
-        assert helped[1] > 0
-        assert threads[True] == threading.get_ident() != threads[False]
+        before = embedded.counters().documents[embedded.engine]
+        assert rig.helped(embedded, options)
+        assert embedded.counters().documents[embedded.engine] == before + 2
+        assert both[True] == threading.get_ident() != both[False]
 
 
-def test_only_while_a_cpu_would_idle(rig: Rig, embedded: Tokenizer) -> None:
+def test_only_while_a_cpu_would_idle(rig: Rig, embedded: Tokenizer, both: dict[bool, int]) -> None:
     """Not beside jobs that run or wait, not on a busy host, not on one CPU, not after the end."""
-
-    def is_helped() -> bool:
-        return rig.halves.encode(embedded, LONG, IDS_ONLY) is not None
-
-    assert is_helped()
+    assert rig.helped(embedded)
     rig.n_runnable = 2
-    assert not is_helped()
+    assert not rig.helped(embedded)
     rig.n_runnable = 1
     rig.crew.put(rig.crew.job())
     hand = rig.crew.woken()
-    assert not is_helped()
+    assert not rig.helped(embedded)
     hand.round()
     rig.crew.park(hand)
-    assert is_helped()
-    assert rig.halves.encode(embedded, LONG[: MIN_CHARS - 1], IDS_ONLY) is None
-    assert rig.halves.encode(embedded, LONG, EncodeOptions(char_offsets=True)) is None
-    assert Halves(rig.crew.queue, 4, 1, lambda: 0).encode(embedded, LONG, IDS_ONLY) is None
+    assert rig.helped(embedded)
+    assert not rig.helped(embedded, text=LONG[: MIN_CHARS - 1])
+    assert not rig.helped(embedded, EncodeOptions(token_strings=True), LONG[:MIN_CHARS])
     rig.halves.close()
-    assert not is_helped()
+    assert not rig.helped(embedded)
+    rig.halves = Halves(rig.crew.queue, 4, 1, lambda: 0)
+    assert not rig.helped(embedded)
+
+
+def test_what_is_fast_stays_whole(rig: Rig, embedded: Tokenizer, both: dict[bool, int]) -> None:
+    """What a character takes is learned from the documents, by their kind; the first one of a kind stays whole."""
+    assert rig.halves.encode(embedded, LONG, IDS_ONLY)[1] == 0
+    (kind,) = rig.halves._seen[embedded]
+    for _ in range(3):
+        rig.halves._seen[embedded][kind] = 0.0
+        assert rig.halves.encode(embedded, LONG, IDS_ONLY)[1] == 0
+        assert rig.halves._seen[embedded][kind] > 0.0
+    rig.halves._seen[embedded][kind] = 1e6
+    assert rig.halves.encode(embedded, LONG, IDS_ONLY)[1] > 0
+    assert 0.0 < rig.halves._seen[embedded][kind] < 1e6
 
 
 @pytest.mark.parametrize("fails", [0, 1])
 def test_an_engine_that_fails(rig: Rig, embedded: Tokenizer, monkeypatch: pytest.MonkeyPatch, fails: int) -> None:
-    """Whichever half it is, the whole document is left to the usual way."""
+    """Whichever half it is, the whole document goes the usual way."""
     encode = embedded.half_ids
 
     def half_ids(half: str) -> bytes:
@@ -146,17 +162,14 @@ def test_an_engine_that_fails(rig: Rig, embedded: Tokenizer, monkeypatch: pytest
         return encode(half)
 
     monkeypatch.setattr(embedded, "half_ids", half_ids)
-    assert rig.halves.encode(embedded, LONG, IDS_ONLY) is None
-    monkeypatch.undo()
-    assert rig.halves.encode(embedded, LONG, IDS_ONLY) is not None
+    assert not rig.helped(embedded)
 
 
 def test_a_lone_surrogate_far_from_the_middle(rig: Rig, embedded: Tokenizer) -> None:
     """It is no text: the usual way says so."""
-    text = "\ud800" + LONG
-    assert rig.halves.encode(embedded, text, IDS_ONLY) is None
+    rig.halves._seen[embedded] = dict.fromkeys((ASCII, MIXED, WIDE), 1e6)
     with pytest.raises(InvalidText):
-        embedded.encode([text], IDS_ONLY)
+        rig.halves.encode(embedded, "\ud800" + LONG, IDS_ONLY)
 
 
 def test_a_share_that_nobody_began() -> None:

@@ -106,7 +106,7 @@ def test_a_round_is_bounded_by_what_it_takes() -> None:
     crew.learn(LONG_NS // 2)
     crew.park(crew.hands[0])
     jobs = [crew.job() for _ in range(2 * ROUND_NS // (LONG_NS // 2))]
-    crew.put(*jobs)
+    crew.queue.put(jobs)
     taken = crew.woken().round()
     assert 1 < len(taken) <= ROUND_NS // (LONG_NS // 4)
     assert taken == jobs[: len(taken)]
