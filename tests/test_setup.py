@@ -6,6 +6,7 @@ import ast
 import runpy
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,8 +18,9 @@ ROOMS = ("service", "dispatcher", "gpu_core", "deploy", "loadtest")
 def build(monkeypatch: pytest.MonkeyPatch, command: str, compiled: str) -> dict[str, Any]:
     """What `setup.py` asks setuptools for, and its global names."""
     asked: dict[str, Any] = {}
-    pytest.importorskip("setuptools")
-    monkeypatch.setattr("setuptools.setup", lambda **given: asked.update(given))
+    library = ModuleType("setuptools")
+    vars(library).update(setup=asked.update, Extension=object)
+    monkeypatch.setitem(sys.modules, "setuptools", library)
     monkeypatch.setattr(sys, "argv", ["setup.py", command])
     monkeypatch.setenv("SIDETOK_COMPILE", compiled)
     return {"names": runpy.run_path(str(ROOT / "setup.py")), "asked": asked}
