@@ -84,6 +84,8 @@ class Keeper:
         self._listeners = listeners
         self._command = command
         self._kept: dict[int, Kept] = {}
+        self._pids: set[int] = set()
+        """Of all frontends whose ends were not seen yet."""
         self._to_come = set(range(1, setup.n_frontends + 1))
         """Numbers of frontends that were not started yet, not even once."""
         self._rounds = Rounds(setup.n_frontends)
@@ -101,11 +103,7 @@ class Keeper:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         log.info("listening", extra={"addresses": self._addresses, "frontends": self._setup.n_frontends})
-        keeping = [asyncio.ensure_future(self._keep(1))]
-        await self._first.wait()
-        if not self._status and not self._stopping.is_set():
-            keeping += [asyncio.ensure_future(self._keep(n)) for n in range(2, self._setup.n_frontends + 1)]
-        await asyncio.gather(*keeping)
+        await asyncio.gather(*(self._keep(number) for number in range(1, self._setup.n_frontends + 1)))
         if not self._status:
             log.info("stopped")
         return self._status
@@ -120,6 +118,10 @@ class Keeper:
         self._spawn(self._drain())
 
     @property
+    def _is_over(self) -> bool:
+        return self._stopping.is_set() or self._status != 0
+
+    @property
     def _addresses(self) -> list[str]:
         return [listener.address for listener in self._listeners]
 
@@ -127,11 +129,11 @@ class Keeper:
         """Start a frontend, and again whenever it ended, until the service ends."""
         restarts = Restarts(MIN_RESTART_S, MAX_RESTART_S, random.random)
         waits = self._setup.waits
-        while not self._stopping.is_set():
+        while not self._is_over:
             status, served_s = await self._run(number, waits)
-            if self._stopping.is_set():
+            if self._is_over:
                 break
-            if not self._first.is_set():
+            if number == 1 and not self._first.is_set():
                 # Settings are wrong, or nothing runs here at all: its last line says why.
                 self._status = status if status > 0 else 1
                 break
@@ -139,7 +141,7 @@ class Keeper:
             say = log.error if status else log.info
             say("frontend ended", extra={"frontend": number, "status": status, "restart_s": round(delay_s, 3)})
             self._rounds.n_restarts += 1
-            reap_orphans({kept.process.pid for kept in self._kept.values()})
+            reap_orphans(self._pids)
             waits = True
             await self._stopped_within(delay_s)
         self._first.set()
@@ -147,16 +149,15 @@ class Keeper:
     async def _run(self, number: int, waits: bool) -> tuple[int, float]:
         """One life of a frontend: its exit status, negative for a signal, and for how many seconds it could serve."""
         try:
-            kept = self._kept[number] = await self._start(number, waits)
+            kept = await self._start(number, waits)
         except OSError as error:
+            self._to_come.discard(number)
             log.error("frontend not started", extra={"frontend": number, "reason": error.strerror})
             return 1, 0.0
-        finally:
-            self._to_come.discard(number)
-        if self._stopping.is_set():
-            # The signal came while it was started.
-            kept.channel.send("drain")
-            kept.channel.send("shut")
+        if number != 1:
+            # It imports what it needs in the meantime; what is wrong with settings is said by the first one only.
+            await self._first.wait()
+        self._begin(kept)
         await self._attend(kept)
         status = await kept.ended()
         self._lose(kept)
@@ -174,10 +175,18 @@ class Keeper:
                 pass_fds=fds,
                 stdin=asyncio.subprocess.DEVNULL,
             )
-        kept = Kept(number, waits, process, await Channel.over(ours))
-        setup = {**self._setup.to_json(), "number": number, "board": self._board_fd, "waits": waits}
+        self._pids.add(process.pid)
+        return Kept(number, waits, process, await Channel.over(ours))
+
+    def _begin(self, kept: Kept) -> None:
+        """Tell a frontend that was started what to serve; if the service has ended by now, end it."""
+        self._to_come.discard(kept.number)
+        if self._is_over:
+            kept.kill()
+            return
+        self._kept[kept.number] = kept
+        setup = {**self._setup.to_json(), "number": kept.number, "board": self._board_fd, "waits": kept.waits}
         kept.channel.send("setup", {**setup, "changes": self._changes.made})
-        return kept
 
     async def _attend(self, kept: Kept) -> None:
         """Hear what a frontend says until it ends."""
@@ -229,7 +238,8 @@ class Keeper:
 
     def _lose(self, kept: Kept) -> None:
         """A frontend ended: what it had counted stays."""
-        del self._kept[kept.number]
+        self._kept.pop(kept.number, None)
+        self._pids.discard(kept.process.pid)
         kept.channel.close()
         self._board.write(kept.number, ABSENT)
         self._rounds.lose(kept)

@@ -26,7 +26,10 @@ sys.path.insert(0, {str(ROOT)!r})
 from service.frontends.messages import frame, receive_now
 sock = socket.socket(fileno=int(sys.argv[1]))
 assert os.getppid() == int(sys.argv[2])
-kind, setup = receive_now(sock)
+message = receive_now(sock)
+if message is None:
+    sys.exit(0)
+kind, setup = message
 number = setup["number"]
 diary = open(os.path.join({{folder!r}}, "diary"), "a", buffering=1)
 def say(kind, content=None): sock.sendall(frame(kind, content))
