@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer as Reference
 
+from service import __version__
 from tests.end_to_end.gpu_harness import FLAGS, gpu_program, wait_served
 from tests.end_to_end.harness import (
     Closed,
@@ -61,6 +62,19 @@ def n_tokens(service: ServiceProcess) -> float:
     return sum(service.metrics().get("sidetok_tokens_total", {}).values())
 
 
+def figures(wire: Wire, n_reported: int) -> dict[str, str]:
+    """Lines of the exposition that the frontend of a connection gives, once so many have answered it in time."""
+    found: list[dict[str, str]] = []
+
+    def reported() -> bool:
+        text = wire.ask(request(b"", "/metrics", "GET")).body.decode()
+        found.append(dict(line.rsplit(" ", 1) for line in text.splitlines()))
+        return found[-1]["sidetok_frontends_reported"] == f"{n_reported}.0"
+
+    eventually(reported)
+    return found[-1]
+
+
 def eventually_all_reported(service: ServiceProcess) -> Samples:
     """Figures that are of this moment for every frontend."""
     found: list[Samples] = []
@@ -84,7 +98,7 @@ def pair(home: Path, model: str) -> Iterator[ServiceProcess]:
 
 def test_all_answer_and_figures_are_of_all(pair: ServiceProcess, reference: Reference) -> None:
     """Connections are spread, ids are the reference's on each, and every frontend shows the sums."""
-    before = n_tokens(pair)
+    before = sum(eventually_all_reported(pair).get("sidetok_tokens_total", {}).values())
     expected = reference.encode("one of two").ids
     wires = wires_to_all(pair)
     assert len(wires) == 2
@@ -92,12 +106,11 @@ def test_all_answer_and_figures_are_of_all(pair: ServiceProcess, reference: Refe
         assert wire.ask(GET_READY).status == 200
         assert wire.ask(encode("one of two")).json["ids"] == expected
     for wire in wires.values():
-        text = wire.ask(request(b"", "/metrics", "GET")).body.decode()
-        lines = dict(line.rsplit(" ", 1) for line in text.splitlines())
+        lines = figures(wire, n_reported=2)
         assert float(lines['sidetok_tokens_total{model="small",route="cpu"}']) == before + 2 * len(expected)
         assert lines["sidetok_cpu_workers"] == "4.0"
-        assert lines["sidetok_ready"] == lines['sidetok_build_info{version="0.1.0"}'] == "1.0"
-        assert lines["sidetok_frontends"] == lines["sidetok_frontends_reported"] == "2.0"
+        assert lines["sidetok_ready"] == lines[f'sidetok_build_info{{version="{__version__}"}}'] == "1.0"
+        assert lines["sidetok_frontends"] == "2.0"
         wire.close()
 
 
@@ -198,8 +211,7 @@ def test_a_slow_scrape_does_not_hold_up_others(pair: ServiceProcess) -> None:
     other = next(wire for pid, wire in wires.items() if pid != stopped)
     os.kill(stopped, signal.SIGSTOP)
     try:
-        text = other.ask(request(b"", "/metrics", "GET")).body.decode()
-        assert "\nsidetok_frontends_reported 1.0\n" in text
+        figures(other, n_reported=1)
         assert other.ask(encode("served")).status == 200
         # New connections come to those that move.
         for _ in range(3):

@@ -168,6 +168,8 @@ while (message := receive_now(sock)):
         text = dict(line.rsplit(" ", 1) for line in content[1].splitlines() if line and line[0] != "#")
         shown = [text.get(name, "-") for name in ("t_total", "sidetok_frontends", "sidetok_frontends_reported")]
         note(f"{content[0]} {' '.join(shown)}")
+        if shown[2] != f"{3.0 - bool(SILENT)}":
+            say("scrape", [7])  # the machine was too busy
     elif kind == "shut":
         break
 """
