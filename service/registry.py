@@ -20,7 +20,9 @@ from dispatcher.gpus import Gpus
 from dispatcher.meter import ThreadClocks
 from dispatcher.model_process import ModelProcess
 from dispatcher.options import DispatcherOptions
+from dispatcher.policy import CPU, GPU
 from dispatcher.remote_tokenizer import RemoteTokenizer
+from dispatcher.request import Route
 from dispatcher.tokenizer import Tokenizer, load_tokenizer
 from gpu_core.errors import SidetokError
 from service.chat import ChatTemplate
@@ -99,6 +101,7 @@ class Registry:
         self._engine = dispatcher.cpu_engine
         self._max_reference_bytes = dispatcher.max_reference_bytes
         self._cache_dir = Path(dispatcher.cache_dir) if dispatcher.cache_dir else None
+        self._policy = dispatcher.policy
         self.gpus: Gpus | None = None
         """Where loaded tokenizers are served, too."""
         self.clocks = ThreadClocks()
@@ -139,6 +142,11 @@ class Registry:
     def models(self) -> list[Model]:
         """The models in the order of the command line."""
         return list(self._models.values())
+
+    def may_use_gpu(self, route: Route) -> bool:
+        """Whether a GPU may answer a request that asks for this route."""
+        gpus = self.gpus
+        return gpus is not None and gpus.any and route != CPU and (route == GPU or self._policy != CPU)
 
     @property
     def ready(self) -> bool:

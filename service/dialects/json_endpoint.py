@@ -25,8 +25,7 @@ class JsonEndpoint(ABC, Generic[F]):
     def read(self, head: Head, body: bytes) -> Request:
         """See `service.endpoint.Endpoint`."""
         require_json(head)
-        gpus = self.registry.gpus
-        kept = self.utf8_form(body) if gpus is not None and gpus.any and route_of(head) != "cpu" else None
+        kept = self.utf8_form(body) if self.registry.may_use_gpu(route_of(head)) else None
         try:
             form = self.form(body) if kept is None else kept
         except Mistakes as mistakes:

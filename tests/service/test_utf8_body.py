@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from dispatcher.late_texts import LateTexts
+from dispatcher.options import DispatcherOptions
 from dispatcher.request import EncodeRequest
 from service.chat_text import Utf8Text, str_of
 from service.dialects.body import LARGE_BODY_BYTES, read_json
@@ -20,6 +21,7 @@ from service.dialects.utf8_body import MIN_BYTES, conversation_form, has_utf8
 from service.dialects.vllm import Tokenize
 from service.dialects.vllm_render import ChatRender
 from service.dialects.vllm_render_schema import ChatCompletion, validate_chat
+from service.options import ServiceOptions
 from service.registry import Registry
 from tests.service.small_model import head_of, registry_of, send, write_model
 
@@ -134,6 +136,15 @@ def with_gpu(registry: Registry) -> Iterator[Registry]:
     registry.gpus = SimpleNamespace(any=True)  # type: ignore[assignment]
     yield registry
     registry.gpus = None
+
+
+def test_who_may_use_a_gpu(with_gpu: Registry) -> None:
+    """Whoever asks for it; and whoever leaves it to the policy, unless that is the CPU route."""
+    assert [with_gpu.may_use_gpu(route) for route in ("auto", "gpu", "cpu")] == [True, True, False]
+    for policy, has_gpu, expected in (("cpu", True, [False, True, False]), ("adaptive", False, [False, False, False])):
+        registry = Registry(ServiceOptions(model=("m=nowhere",)), DispatcherOptions(policy=policy))
+        registry.gpus = SimpleNamespace(any=True) if has_gpu else None  # type: ignore[assignment]
+        assert [registry.may_use_gpu(route) for route in ("auto", "gpu", "cpu")] == expected
 
 
 def test_an_answer_is_the_same(with_gpu: Registry) -> None:
