@@ -59,17 +59,17 @@ class Account:
     def begin_launch(self, batch: Batch) -> int:
         """A launch outside of a turn, which counts what it launches itself; what `end_launch` wants to know, or 0."""
         self._n_launches += 1
-        is_copied = batch.n_bytes > MEASURED_BYTES and batch.lease is None
+        is_copied = batch.n_bytes > MEASURED_BYTES and batch.piece is None
         if not self._n_launches % MEASURED or is_copied or not self._stage_ns:
             return self._clocks.cpu()
-        batch.stage_cpu_ns = self._stage_ns
+        batch.stage_cpu_ns += self._stage_ns
         return 0
 
     def end_launch(self, batch: Batch, begin_ns: int) -> None:
         """It was launched."""
         spent_ns = self._clocks.cpu() - begin_ns
         batch.stage_cpu_ns += spent_ns
-        if batch.n_bytes <= MEASURED_BYTES or batch.lease is not None:
+        if batch.n_bytes <= MEASURED_BYTES or batch.piece is not None:
             self._stage_ns = spent_ns
 
     def were_read(self, n_replays: int) -> None:

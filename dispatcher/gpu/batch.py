@@ -90,7 +90,7 @@ class Former:
             return
         if group.lease is not None:
             self._add_filled(queue, group)
-        elif group.n_bytes > load.alone_over_bytes and not self._sort_out(queue, group):
+        elif group.n_bytes > load.alone_over_bytes and not queue.sort_out(group):
             self._leave(group, NO_SLOT)
         elif group.n_waiting:
             queue.shared.append(group)
@@ -158,6 +158,24 @@ class Former:
         self._note_shared(batch)
         return batch
 
+    def reserve_at_once(self, queue: ModelQueue, group: Group) -> Batch | None:
+        """What `reserve` would give for the only document of a group once it is queued; None if it has to wait."""
+        if (
+            self.n_ahead >= FILLED_AHEAD
+            or group.n_left != 1
+            or group.n_bytes > queue.top.capacity
+            or queue.is_forgotten
+            or not self.is_idle
+            or group.why_unwanted(group.queued_ns)
+            or (slot := queue.take_slot(group.n_bytes, 1)) is None
+        ):
+            return None
+        self.n_ahead += 1
+        queue.load.alone_waiting_bytes += group.n_bytes
+        group.n_waiting = group.waiting_bytes = 0
+        piece = Alone(group, 0, 0, group.n_bytes)
+        return Batch(queue, slot, group.n_bytes, 1, group.count_only, [], piece)
+
     def reserve(self, now_ns: int) -> Batch | None:
         """A slot for the oldest document alone, to be filled outside the lock and handed to `filled`."""
         if self.n_ahead >= FILLED_AHEAD:
@@ -186,6 +204,21 @@ class Former:
         queue.filled.append(batch)
         if queue.is_forgotten:
             self._empty(queue)
+
+    def filled_at_once(self, batch: Batch, now_ns: int) -> bool:
+        """Whether a document is the next one now that it is filled; then it counts as under way."""
+        assert batch.piece is not None
+        if (
+            self.n_under_way >= self.limits.max_in_flight
+            or self.n_alone_under_way
+            or batch.queue.is_forgotten
+            or not self.is_idle
+            or batch.piece.group.why_unwanted(now_ns)
+        ):
+            return False
+        batch.launched_ns = now_ns
+        self._note(batch)
+        return True
 
     def refused(self, queue: ModelQueue, batch: Batch) -> None:
         """A reserved slot could not be filled."""
@@ -343,31 +376,6 @@ class Former:
         queue.filled.append(leased(queue, group, 0))
         queue.load.alone_waiting_bytes += group.n_bytes
         self.n_ahead += 1
-
-    def _sort_out(self, queue: ModelQueue, group: Group) -> bool:
-        """Queue the documents that get replays of their own; false when one of them fits no slot."""
-        alone: list[Alone] = []
-        order: list[int] = []
-        cuts = group.cuts or {}
-        for document, length in enumerate(group.lengths):
-            if document in cuts:
-                alone += [
-                    Alone(group, document, piece.start, piece.end, number)
-                    for number, piece in enumerate(cuts[document])
-                ]
-            elif document in group.needs_cpu:
-                continue
-            elif length > queue.load.alone_over_bytes:
-                alone.append(Alone(group, document, 0, length))
-            else:
-                order.append(document)
-        if any(piece.end - piece.start > queue.top.capacity for piece in alone):
-            return False
-        group.order, group.n_waiting = order, len(order)
-        group.waiting_bytes = sum(group.lengths[document] for document in order)
-        queue.alone += alone
-        queue.load.alone_waiting_bytes += sum(piece.end - piece.start for piece in alone)
-        return True
 
     def _first_filled(self, queue: ModelQueue, now_ns: int) -> Group | None:
         """The group whose document is filled and goes next; those before it that are not wanted leave."""

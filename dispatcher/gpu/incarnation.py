@@ -20,7 +20,7 @@ from dispatcher.gpu.account import Account, Clocks, OnReplay
 from dispatcher.gpu.batch import Former, RouteLimits
 from dispatcher.gpu.group import ENGINE_LOST, ENGINE_SILENT, UNREADABLE, Group, answer
 from dispatcher.gpu.link import Completion, EngineLink, EngineLost, Slot
-from dispatcher.gpu.model_queue import Batch, ModelQueue
+from dispatcher.gpu.model_queue import Batch, ModelQueue, groups_of
 from dispatcher.gpu.results import Reader
 from dispatcher.gpu.route_tally import RouteTally
 from dispatcher.gpu.staging import STEP_BYTES, fill_alone, fill_shared
@@ -179,13 +179,15 @@ class Incarnation:
             if batch is not None:
                 self._launch(batch)
                 return True
-            former.add(queue, group)
             is_long = group.n_bytes > queue.load.alone_over_bytes
+            if is_long and group.lease is None and (batch := former.reserve_at_once(queue, group)) is not None:
+                self._to_fill.append(batch)
+                return True
+            former.add(queue, group)
             if is_long or former.unwanted or former.n_under_way < self._limits.max_in_flight:
                 self._advance()
         except Exception as error:
-            self._fail(error)
-            self._settle(group)
+            self._fail(error, group)
         finally:
             self._lock.release()
         return True
@@ -197,9 +199,10 @@ class Incarnation:
         except Exception as error:
             self._fail(error)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception, item: object = None) -> None:
         log.error("the GPU route failed", extra={"error": type(error).__name__, "where": where(error)})
         self._end(ENGINE_LOST)
+        self._settle(item)
 
     def _apply_and_launch(self) -> None:
         events, former = self._events, self.former
@@ -229,8 +232,7 @@ class Incarnation:
 
     def _launch(self, batch: Batch) -> bool:
         """Under the lock: fill a shared batch and start it; false when the engine is gone."""
-        is_turn = threading.get_ident() == self._turn_thread
-        cpu_ns = 0 if is_turn else self._account.begin_launch(batch)
+        cpu_ns = 0 if threading.get_ident() == self._turn_thread else self._account.begin_launch(batch)
         if batch.piece is None:
             try:
                 fill_shared(batch)
@@ -325,10 +327,24 @@ class Incarnation:
             apply, n_filled = self.former.refused, batch.n_bytes
         if not is_turn:
             batch.stage_cpu_ns += self._clocks.cpu() - cpu_ns
-        if n_filled == batch.n_bytes:
+        if n_filled == batch.n_bytes and not (apply == self.former.filled and self._launch_filled(batch)):
             self._events.append((apply, batch.queue, batch))
             self._pump()
         return n_filled
+
+    def _launch_filled(self, batch: Batch) -> bool:
+        """Launch a document whose slot holds it, if nothing is in front of it; false if it has to queue."""
+        if self._events or not self._lock.acquire(False):
+            return False
+        try:
+            if self.over or not self.former.filled_at_once(batch, self._clocks.wall()):
+                return False
+            self._launch(batch)
+        except Exception as error:
+            self._fail(error, batch)
+        finally:
+            self._lock.release()
+        return True
 
     def _take_back(self) -> None:
         """Under the lock: slots that were returned are free."""
@@ -375,14 +391,11 @@ class Incarnation:
         self.over = reason
         for batch in self._in_flight.values():
             self._tally.lost(batch.queue.counted_as, batch.slot.size.capacity, batch.n_bytes, batch.n_documents)
-        batches = [*self._in_flight.values(), *self._to_fill]
+        filling, self._filling = self._filling, None
+        for batch in (*self._in_flight.values(), *self._to_fill, *(filling or ())[:1]):
+            self._settle(batch)
         self._in_flight.clear()
         self._to_fill.clear()
-        filling, self._filling = self._filling, None
-        if filling is not None:
-            batches.append(filling[0])
-        for batch in batches:
-            self._settle(batch)
         for group in self.former.waiting():
             self._settle(group)
         self._to_tell += self.former.unwanted
@@ -392,13 +405,7 @@ class Incarnation:
 
     def _settle(self, item: Any, reason: str = "") -> None:
         """Under the lock: the groups behind a group, a batch or a slot will be told that nothing comes."""
-        if isinstance(item, Batch):
-            groups = [group for group, _numbers in item.shares]
-            if item.piece is not None:
-                groups.append(item.piece.group)
-        else:
-            groups = [item] if isinstance(item, Group) else []
-        for group in groups:
+        for group in groups_of(item):
             if not group.settled:
                 group.settled = True
                 self._to_tell.append((group, reason or self.over))

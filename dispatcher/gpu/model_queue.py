@@ -114,6 +114,14 @@ def part_of(group: Group, room: int, capacity: int, n_room: int) -> tuple[Sequen
     return left, n_bytes
 
 
+def groups_of(item: object) -> list[Group]:
+    """The groups behind a group or a batch; of anything else, none."""
+    if isinstance(item, Batch):
+        groups = [group for group, _numbers in item.shares]
+        return groups if item.piece is None else [*groups, item.piece.group]
+    return [item] if isinstance(item, Group) else []
+
+
 def leased(queue: ModelQueue, group: Group, launched_ns: int) -> Batch:
     """The batch of a document that lies in its slot already."""
     n_bytes, lease = group.n_bytes, group.lease
@@ -185,6 +193,31 @@ class ModelQueue:
                 if n_bytes <= size.capacity and n_documents <= size.max_documents:
                     return free.pop()
         return None
+
+    def sort_out(self, group: Group) -> bool:
+        """Queue the documents that get replays of their own; false when one of them fits no slot."""
+        alone: list[Alone] = []
+        order: list[int] = []
+        cuts = group.cuts or {}
+        for document, length in enumerate(group.lengths):
+            if document in cuts:
+                alone += [
+                    Alone(group, document, piece.start, piece.end, number)
+                    for number, piece in enumerate(cuts[document])
+                ]
+            elif document in group.needs_cpu:
+                continue
+            elif length > self.load.alone_over_bytes:
+                alone.append(Alone(group, document, 0, length))
+            else:
+                order.append(document)
+        if any(piece.end - piece.start > self.top.capacity for piece in alone):
+            return False
+        group.order, group.n_waiting = order, len(order)
+        group.waiting_bytes = sum(group.lengths[document] for document in order)
+        self.alone += alone
+        self.load.alone_waiting_bytes += sum(piece.end - piece.start for piece in alone)
+        return True
 
     def hold(self, slot: Slot) -> bool:
         """Whether a slot may be kept from replays: only if another one of its size or more is left for them."""

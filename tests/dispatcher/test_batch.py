@@ -350,3 +350,44 @@ def test_random_work_keeps_its_promises(seed: int) -> None:
     assert seen == Counter((id(one), number) for one in groups for number in range(len(one.lengths)))
     assert desk.n_free() == 6
     assert (desk.queue.load.waiting_bytes, desk.queue.load.alone_waiting_bytes, desk.queue.n_waiting) == (0, 0, 0)
+
+
+def test_a_long_document_goes_at_once_if_nothing_is_in_front_of_it() -> None:
+    """Then it takes the slot that it would get from the queue, and its place as soon as the slot is filled."""
+    desk = Desk()
+    former, load = desk.former, desk.queue.load
+    first = former.reserve_at_once(desk.queue, group(500))
+    assert sizes(first) == (1, 500, 1_000)
+    assert first is not None
+    assert (former.n_ahead, load.alone_waiting_bytes, desk.n_free()) == (1, 500, 3)
+    assert former.filled_at_once(first, 7)
+    assert (former.n_ahead, former.n_under_way, former.n_alone_under_way) == (0, 1, 1)
+    assert (load.alone_waiting_bytes, load.alone_launched_bytes, load.alone_launched_ns) == (0, 500, 7)
+    second = former.reserve_at_once(desk.queue, group(600))
+    assert second is not None
+    assert not former.filled_at_once(second, 8), "two of them are never under way"
+    desk.end(first)
+    assert former.filled_at_once(second, 9)
+    desk.end(second)
+    assert (former.n_under_way, former.n_ahead, desk.n_free()) == (0, 0, 4)
+
+
+def test_a_long_document_queues_where_something_is_in_front_of_it() -> None:
+    """Or where it is not one, fits no slot, is not wanted, or no slot is left; then nothing has changed."""
+    desk = Desk(n_each=1)
+    cancelled = group(500)
+    cancelled.cancelled = True
+    for unfit in (group(500, 500), group(1_001), cancelled):
+        assert desk.former.reserve_at_once(desk.queue, unfit) is None
+    desk.add(group(10))
+    assert desk.former.reserve_at_once(desk.queue, group(500)) is None
+    assert desk.next() is not None
+    first = desk.former.reserve_at_once(desk.queue, group(500))
+    assert first is not None
+    assert desk.former.reserve_at_once(desk.queue, group(500)) is None
+    assert (desk.former.n_ahead, desk.queue.load.alone_waiting_bytes) == (1, 500)
+    desk.add(group(20))
+    assert not desk.former.filled_at_once(first, 1), "the other one came before"
+    assert desk.former.n_ahead == 1
+    desk.former.forget(desk.queue)
+    assert not desk.former.filled_at_once(first, 2)
