@@ -14,15 +14,16 @@ import time
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dispatcher.admission import Slot
 from dispatcher.job import Job, deadline_exceeded
 from gpu_core.errors import SidetokError
-from service.endpoint import JOIN_BYTES, Answer, Endpoint, Head
+from service.endpoint import Answer, Endpoint, Head
 from service.gate import Gate
 from service.head import read_head, request_id_of
 from service.hot import LINGER_BYTES, LINGER_S
+from service.http_answer import head_of, pieces_of
 from service.outlet import Outlet
 from service.peer import peer_of
 
@@ -148,7 +149,7 @@ class HotCycle:
         protocol, answer = self._protocol, job.answer
         if answer is None or protocol.gate.closing or not self.keep_alive:
             return
-        pieces = _pieces(_head_of(answer, self._head.request_id, True), answer)
+        pieces = pieces_of(head_of(answer, self._head.request_id, True), answer)
         protocol.outlet.send(pieces, lambda: protocol.gate.dispatcher.begin_answer(job))
 
     def _done(self, answer: Answer | None, error: SidetokError | None) -> None:
@@ -193,26 +194,8 @@ class HotCycle:
         self.response_complete = True
         if self._protocol.gate.closing:
             self.keep_alive = False
-        head = _head_of(answer, self._head.request_id, self.keep_alive)
-        self._protocol.outlet.write(*_pieces(head, answer))
-
-
-def _pieces(head: bytes, answer: Answer) -> list[bytes]:
-    """What is sent of an answer; a short one in one piece."""
-    if answer.rest or len(answer.body) > JOIN_BYTES:
-        return [head, answer.body, *answer.rest]
-    return [head + answer.body]
-
-
-def _head_of(answer: Answer, request_id: str, keep_alive: bool) -> bytes:
-    return b"%bcontent-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n%b%b\r\n" % (
-        STATUS_LINE[answer.status],
-        answer.content_type,
-        answer.n_bytes,
-        request_id.encode(),
-        b"".join([b"%b: %b\r\n" % header for header in answer.headers]),
-        b"" if keep_alive else b"connection: close\r\n",
-    )
+        head = head_of(answer, self._head.request_id, self.keep_alive)
+        self._protocol.outlet.write(*pieces_of(head, answer))
 
 
 class Protocol(HttpToolsProtocol):
@@ -228,6 +211,8 @@ class Protocol(HttpToolsProtocol):
     """The latest hot request; `cycle` may already be one that is pipelined behind it."""
     _constant: Answer | None = None
     """The answer to a request whose head is complete and that has no body."""
+    _running: Any = None
+    """The latest request that ASGI answers; `cycle` may be one that waits behind it."""
     _seen_headers: Any = None
     """The header list of the latest request whose head is complete."""
     _n_head_bytes = 0
@@ -298,6 +283,10 @@ class Protocol(HttpToolsProtocol):
         self.cycle = self._hot = cycle
         cycle.begin(self.expect_100_continue)
 
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
     @property
     def _is_busy(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
@@ -340,7 +329,7 @@ class Protocol(HttpToolsProtocol):
         keep_alive = self.parser.should_keep_alive() and not self.gate.closing
         request_id = request_id_of(dict(self.headers).get(b"x-request-id"))
         body = b"" if self.parser.get_method() == b"HEAD" else answer.body
-        self.outlet.write(_head_of(answer, request_id, keep_alive) + body)
+        self.outlet.write(head_of(answer, request_id, keep_alive) + body)
         if not keep_alive:
             self.transport.close()
         self.on_response_complete()
@@ -372,6 +361,10 @@ class Protocol(HttpToolsProtocol):
         if self._hot is not None:
             self._hot.lost()
         self._release_unread()
+        if self._running is not None:
+            # uvicorn tells the last one only of those that were read.
+            self._running.disconnected = True
+            self._running.message_event.set()
         if isinstance(self.cycle, HotCycle):
             self.cycle = None  # type: ignore[assignment]
         super().connection_lost(exc)

@@ -42,6 +42,26 @@ def test_a_client_that_is_lost_while_it_waits(behind: bytes) -> None:
     on_wire(test, tokenizer=tokenizer, cpu_workers=1)
 
 
+def test_a_client_that_is_lost_in_the_middle_of_its_requests() -> None:
+    """The request that is its turn is dropped, and not only the last one that was read; what waits is not begun."""
+    tokenizer = FakeTokenizer()
+    gate = tokenizer.gate("second")
+
+    async def test(wire: Wire) -> None:
+        line = wire.connect()
+        line.send(request("first") + request(["second", "never"]) + request("third"))
+        await eventually(gate.entered.is_set)
+        line.lose()
+        n_written = len(line.transport.written)
+        await eventually(lambda: wire.it.requests() == {("fake", "ok"): 1, ("", "cancelled"): 1})
+        gate.open()
+        await eventually(lambda: wire.it.admission.n_requests == 0)
+        assert len(line.transport.written) == n_written
+        assert "third" not in tokenizer.seen
+
+    on_wire(test, tokenizer=tokenizer)
+
+
 @pytest.mark.parametrize("end", [60, -1])
 def test_a_client_that_is_lost_while_it_sends(end: int) -> None:
     """An upload that breaks off gives its slot and its bytes back."""
