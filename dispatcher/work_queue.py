@@ -133,11 +133,15 @@ class WorkQueue:
                 for job in jobs:
                     (self._huge if _is_huge(job) else self._jobs).charge(job.flow, cpu_ns / len(jobs))
         if first.is_long if was_long is None else was_long:
-            with self._lock:
-                self._n_long -= 1
-                if _is_huge(first):
-                    self._n_huge -= 1
-                    self.n_huge_finished += 1
+            self.put_down(first)
+
+    def put_down(self, job: Job[Any]) -> None:
+        """The worker of a long job is about to ask for more: short ones may gather behind it."""
+        with self._lock:
+            self._n_long -= 1
+            if _is_huge(job):
+                self._n_huge -= 1
+                self.n_huge_finished += 1
 
     def rescue(self) -> None:
         """Wake one more worker when the first job has waited since the last call: a short body may be slow, too.

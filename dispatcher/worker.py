@@ -47,6 +47,8 @@ class Worker(threading.Thread):
         self._halves = halves
         self._helped_ns = 0
         """CPU time of another thread for this round."""
+        self._is_at_long = False
+        """The queue takes this worker to be at a long job."""
 
     def run(self) -> None:
         """The thread. Its CPU clock is read between stages only, so what waiting costs counts for the next round."""
@@ -56,10 +58,10 @@ class Worker(threading.Thread):
         while taken := queue.get(bell):
             # One that comes back from the GPU route was claimed before.
             jobs = [job for job in taken if job.partial is not None or job.claim()]
-            start_cpu_ns, was_long = cpu_ns, taken[0].is_long
+            start_cpu_ns, self._is_at_long = cpu_ns, taken[0].is_long
             ended, cpu_ns = self._round(jobs, time.monotonic_ns(), cpu_ns)
             self._deliver(ended)
-            queue.finished(taken, cpu_ns - start_cpu_ns + self._helped_ns, was_long)
+            queue.finished(taken, cpu_ns - start_cpu_ns + self._helped_ns, self._is_at_long)
             self._helped_ns = 0
             # A worker may sleep for hours, and must not hold texts and a tokenizer that was removed meanwhile.
             taken, jobs, ended = [], [], ()
@@ -186,10 +188,16 @@ class Worker(threading.Thread):
             if self._shadow.fraction:
                 self._shadow.sample(request, encoded)
         if alone and job.send is not None:
+            if self._is_at_long:
+                # The client may be back with its next request before this round is over: no other worker is needed.
+                self._queue.put_down(job)
+                self._is_at_long = False
             job.send(job)
 
     def _shares(self, jobs: Jobs) -> list[tuple[Work, float]]:
         """The rows that the CPU time of a round belongs to: by model, in proportion to its jobs."""
+        if len(jobs) == 1:
+            return [(self.tally.row(jobs[0].model, jobs[0].route), 1.0)]
         models: dict[tuple[str, str], int] = {}
         for job in jobs:
             key = (job.model, job.route)

@@ -9,7 +9,7 @@ from dispatcher.errors import DeadlineExceeded
 from dispatcher.job import Job
 from tests.dispatcher.crew import until
 from tests.fakes import LIMIT_S, FakeJob
-from tests.rig import Rig, ids
+from tests.rig import LONG, Rig, ids
 
 
 class Client:
@@ -144,3 +144,17 @@ def test_idle_is_who_has_nothing_left_to_answer(lone: Rig) -> None:
     gate.open()
     lone.settle()
     assert lone.dispatcher.is_idle
+
+
+def test_who_sends_a_long_answer_is_about_to_be_free(lone: Rig) -> None:
+    """The queue takes the worker to be at its long job no more, once, before the client can be back."""
+    client = Client(lone)
+    client.may_go_on.clear()
+    job = client.ask("ab", body_bytes=LONG)
+    until(lambda: job.answered_ns > 0)
+    assert (lone.dispatcher._queue._n_long, lone.dispatcher.n_huge_finished) == (0, 1)
+    client.may_go_on.set()
+    until(lambda: bool(lone.dispatcher._done))
+    lone.dispatcher.deliver()
+    lone.finish(lone.submit("after"))
+    assert (lone.dispatcher._queue._n_long, lone.dispatcher.n_huge_finished) == (0, 1)

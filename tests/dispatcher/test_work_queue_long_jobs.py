@@ -170,3 +170,21 @@ def test_an_engine_that_became_fast_is_noticed(crew: Crew) -> None:
     assert crew.n_parked == 3
     hand.ask()
     assert len(hand.round()) == 2
+
+
+def test_a_long_job_that_is_put_down(crew: Crew) -> None:
+    """Short jobs gather behind its worker again, and no other one is woken; ending it later counts nothing twice."""
+    crew.learn(1)
+    long = crew.job(LONG_BYTES + 1)
+    crew.put(long)
+    hand = crew.woken()
+    assert hand.round() == [long]
+    crew.queue.put_down(long)
+    short = crew.job()
+    crew.put(short)
+    assert crew.n_parked == 3
+    crew.queue.finished([long], 1, was_long=False)
+    hand.ask()
+    assert hand.round() == [short]
+    crew.put(crew.job())
+    assert crew.n_parked == 3
