@@ -37,8 +37,9 @@ from dispatcher.policy import (
     is_short,
     n_beyond_few,
 )
+from dispatcher.spell import Spell
 from dispatcher.tally import Tally
-from dispatcher.ways import Spell, Ways
+from dispatcher.ways import Ways
 
 EXPLORE_EVERY = 64
 """Decisions about one model, kind and size class between two explorations, at least; and so many times more as the
@@ -150,14 +151,17 @@ class RouteChooser:
             choice, _ = choose_route(n_bytes, n_documents, cpu, cpu_cost, gpus, gpu_cost, now_ns, policy)
             self._counts[choice.route, choice.reason].add()
             return choice
-        way = self.ways.now(now_ns, n_documents) if is_short(n_bytes, n_documents) else PREDICTED
+        way = PREDICTED
+        if is_short(n_bytes, n_documents) and any([load.ready for load in gpus]):
+            way = self.ways.now(now_ns, n_documents)
         habit = self._habit_of(model, kind, size_class(n_bytes // n_documents))
         choice, times = choose_route(
             n_bytes, n_documents, cpu, cpu_cost, gpus, gpu_cost, now_ns, policy, habit.last, way
         )
         habit.n_clear = 0
         if choice.reason is FASTER or choice.reason is LESS_CPU:
-            self.ways.spell.predicted(choice.route, times)
+            if is_short(n_bytes, n_documents):
+                self.ways.spell.predicted(choice.route, times)
             habit.predicted(choice, times, n_bytes, n_documents, cpu, gpus, now_ns)
             if not habit.n_since % EXPLORE_EVERY and n_bytes <= EXPLORE_MAX_BYTES:
                 look = _Look(n_bytes, n_documents, cpu, cpu_cost, gpus, gpu_cost, now_ns)
@@ -168,9 +172,9 @@ class RouteChooser:
         self._counts[choice.route, choice.reason].add()
         return choice
 
-    def together_on_cpu(self, n_bytes: int, n_documents: int, now_ns: int) -> bool:
-        """Whether work is short and all such work takes the CPU route now, whatever its model and kind."""
-        if not is_short(n_bytes, n_documents) or self.ways.spell.way != CPU:
+    def together_on_cpu(self, n_bytes: int, n_documents: int, gpus: Sequence[GpuLoad], now_ns: int) -> bool:
+        """Whether work is short and all such work takes the CPU route now, though a GPU is ready for it."""
+        if self.ways.spell.way != CPU or not is_short(n_bytes, n_documents) or not any([load.ready for load in gpus]):
             return False
         if self.ways.now(now_ns, n_documents) != CPU:
             return False

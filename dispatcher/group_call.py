@@ -26,8 +26,8 @@ from dispatcher.job import Job, Partial, deadline_exceeded
 from dispatcher.policy import CPU, GPU, NO_GPU
 from dispatcher.request import EncodedDocument, EncodeOptions, EncodeRequest, Request, Result, Route
 from dispatcher.router import Router
+from dispatcher.spell import Spell
 from dispatcher.tokenizer import Tokenizer
-from dispatcher.ways import Spell
 from dispatcher.work_queue import WorkQueue
 from gpu_core.errors import SidetokError
 

@@ -15,7 +15,7 @@ from gpu_core.errors import SidetokError
 
 if TYPE_CHECKING:
     from dispatcher.gpu.group import Group
-    from dispatcher.ways import Spell
+    from dispatcher.spell import Spell
 
 A = TypeVar("A")
 

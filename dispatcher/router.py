@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from dispatcher.bundle import Bundle, SecondTry
 from dispatcher.chooser import RouteChooser
@@ -301,14 +301,13 @@ class Router:
         chooser = self.chooser
         if chooser.policy != ADAPTIVE or chooser.ways.spell.way != CPU:
             return False
-        n_bytes = n_documents = 0
-        for job, request in requests:
-            if job.partial is not None or not isinstance(request, EncodeRequest) or request.route != "auto":
-                return False
-            if not request.options.ids_only or not is_short(request.n_bytes, len(request.documents)):
-                return False
-            n_bytes, n_documents = n_bytes + request.n_bytes, n_documents + len(request.documents)
-        if not n_documents or not chooser.together_on_cpu(n_bytes, n_documents, time.monotonic_ns()):
+        short = [request for job, request in requests if job.partial is None and _may_stay(request, requests[0][1])]
+        if not short or len(short) < len(requests):
+            return False
+        n_bytes = sum([request.n_bytes for request in short])
+        n_documents = sum([len(request.documents) for request in short])
+        loads = self.gpus.loads(short[0].tokenizer.spec.digest)
+        if not chooser.together_on_cpu(n_bytes, n_documents, loads, time.monotonic_ns()):
             return False
         for job, _ in requests:
             job.spell = chooser.ways.spell
@@ -412,3 +411,10 @@ class Router:
             self._queue.put(back)
         if finished:
             self._collect(finished)
+
+
+def _may_stay(request: Request, first: Request) -> TypeGuard[EncodeRequest]:
+    """Whether it is short work that both routes could do, of the same tokenizer as the first of its round."""
+    if not isinstance(request, EncodeRequest) or request.tokenizer is not first.tokenizer or request.route != "auto":
+        return False
+    return bool(request.documents) and request.options.ids_only and is_short(request.n_bytes, len(request.documents))

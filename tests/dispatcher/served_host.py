@@ -24,7 +24,8 @@ from dispatcher.gpu.fake_link import Simulation
 from dispatcher.gpu.group import Group
 from dispatcher.gpu.replay import Replay
 from dispatcher.policy import ADAPTIVE, CPU, FASTER, GPU, POLICY, TOGETHER, Choice, CpuLoad
-from dispatcher.ways import Spell, Ways
+from dispatcher.spell import Spell
+from dispatcher.ways import Ways
 from tests.dispatcher.route_rig import MODEL, US, Rig
 
 KIND = "ascii"
@@ -227,7 +228,7 @@ class Service:
         """The choice, and whether it took a prediction."""
         loads, n_waiting, n_bytes = [self._gpu.route.load(MODEL)], len(self._queue), n * N_BYTES
         if self.chooser.policy == ADAPTIVE:
-            if self.chooser.together_on_cpu(n_bytes, n, now_ns):
+            if self.chooser.together_on_cpu(n_bytes, n, loads, now_ns):
                 return Choice(CPU, TOGETHER), False
             if n == 1 and self.chooser.stays(MODEL, KIND, n_bytes, n, n_waiting, now_ns):
                 return Choice(CPU, FASTER), False

@@ -27,7 +27,7 @@ HOSTS = {
 def run(name: str, rate: float, policy: str) -> Service:
     """Documents at a rate per second."""
     service = Service(HOSTS[name], policy)
-    service.poisson(rate, 250 if HOSTS[name].n_bytes > 100_000 else min(max(10_000, int(0.4 * rate)), 50_000))
+    service.poisson(rate, 250 if HOSTS[name].n_bytes > 100_000 else min(max(10_000, int(0.3 * rate)), 30_000))
     return service
 
 

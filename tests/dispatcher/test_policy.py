@@ -15,6 +15,7 @@ from dispatcher.policy import (
     LESS_CPU,
     NO_GPU,
     POLICY,
+    TOGETHER,
     Choice,
     CpuLoad,
     GpuLoad,
@@ -202,6 +203,30 @@ def test_a_worker_keeps_what_a_gpu_answers_little_sooner() -> None:
     assert choose(cost(130, 50), cost(100, 50), load=asks).route == CPU
     assert choose(cost(160, 50), cost(100, 50), load=asks).route == GPU
     assert choose(cost(130, 50), cost(100, 50)).route == GPU
+
+
+@pytest.mark.parametrize(("way", "route"), [(CPU, CPU), (GPU, GPU)])
+def test_short_work_takes_the_way_that_is_kept(way: str, route: str) -> None:
+    """Whatever is predicted, if the GPU answers such texts. Long work and policies have nothing to do with it."""
+    fast, slow = cost(1, 1), cost(900, 900)
+    cpu, gpu = (slow, fast) if route == CPU else (fast, slow)
+
+    def chosen(n_bytes: int, n_documents: int = 1, policy: str = "adaptive") -> Choice:
+        choice, times = choose_route(
+            n_bytes, n_documents, IDLE_CPU, cpu, (IDLE_GPU,), gpu, NOW_NS, policy=policy, way=way
+        )
+        assert (times == 1.0) == (choice.reason in (TOGETHER, POLICY))
+        return choice
+
+    other = GPU if route == CPU else CPU
+    assert chosen(4_000)[:2] == (route, TOGETHER)
+    assert chosen(100_000, 20)[:2] == (route, TOGETHER)
+    assert chosen(100_000)[:2] == (other, FASTER)
+    assert chosen(200_000, 20)[:2] == (other, FASTER)
+    assert chosen(4_000, policy=other)[:2] == (other, POLICY)
+    if way == GPU:
+        gpu.unanswered[(4_000).bit_length() >> 1] = 0.5
+        assert chosen(4_000)[:2] == (CPU, FASTER)
 
 
 def test_long_documents_are_not_judged_by_replays_of_many() -> None:

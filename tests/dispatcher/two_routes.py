@@ -18,7 +18,8 @@ from dispatcher.gpu.fake_link import Simulation
 from dispatcher.gpu.group import Group
 from dispatcher.gpu.replay import Replay
 from dispatcher.policy import ADAPTIVE, CPU, Choice, CpuLoad
-from dispatcher.ways import Spell, Ways
+from dispatcher.spell import Spell
+from dispatcher.ways import Ways
 from tests.dispatcher.route_rig import MODEL, Rig
 
 KIND = "ascii"

@@ -1,0 +1,195 @@
+"""The way of short work: what is known decides, and what is tried costs little."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from dispatcher.policy import ADAPTIVE, CPU, GPU, PREDICTED
+from dispatcher.ways import ANSWERS, FIRST_ANSWERS, KNOWN, QUIET_RATE, TRY_EVERY, WAYS, Seen, Standing, Ways, next_way
+from tests.dispatcher.route_rig import MS, US
+from tests.dispatcher.served_host import Service, Work, h200
+
+HOSTS = {
+    # Encoding holds the interpreter for longer than the GPU route does: best at high loads.
+    "h200": h200(),
+    "encoding holds little": replace(h200(), encode=Work(15 * US, 2 * US), launch=Work(100 * US, 0)),
+    "slow engine": replace(h200(), encode_beside=Work(10 * US, 400 * US)),
+    "slow device": replace(h200(), replay=Work(900 * US, 30 * US)),
+}
+N_DOCUMENTS, N_SETTLES = 9_000, 3_000
+
+
+class Predicts(Ways):
+    """Never compares anything."""
+
+    def now(self, now_ns: int, n_documents: int = 1) -> str:
+        """Always the same."""
+        return PREDICTED
+
+
+@cache
+def median_ns(host: str, rate: float, policy: str, predicts_only: bool = False) -> float:
+    """Of a service at one load, once it knows that."""
+    service = Service(HOSTS[host], policy)
+    if predicts_only:
+        service.chooser.ways = Predicts()
+    service.poisson(rate, N_DOCUMENTS)
+    return service.median_ns(first=N_SETTLES)
+
+
+@pytest.mark.parametrize(
+    ("host", "rate"),
+    [*((host, rate) for host in HOSTS for rate in (1_000, 4_000)), *(("h200", rate) for rate in (2_000, 6_000, 7_750))],
+)
+def test_no_slower_than_the_better_route(host: str, rate: float) -> None:
+    """Whatever threads cost each other, which nobody predicts: the median is within 10 % of the better policy's."""
+    assert median_ns(host, rate, ADAPTIVE) <= 1.1 * min(median_ns(host, rate, policy) for policy in (CPU, GPU))
+
+
+def test_predictions_alone_do_not_see_what_threads_cost_each_other() -> None:
+    """Each piece of work goes where it is predicted to be answered first, and all are slower than with one policy."""
+    alone = min(median_ns("h200", 4_000, policy) for policy in (CPU, GPU))
+    assert median_ns("h200", 4_000, ADAPTIVE, predicts_only=True) >= 1.15 * alone
+
+
+def test_a_full_service_takes_the_way_that_answers_more() -> None:
+    """Also when more is asked for than any way can answer."""
+    service = Service(HOSTS["h200"])
+    service.poisson(14_000, 2 * N_DOCUMENTS)
+    assert service.share_of(GPU, first=N_DOCUMENTS) >= 0.8
+
+
+def seen(slower: float, dearer: float = 1.0, n_tries: int = 4) -> Seen:
+    """A way that takes so many times as long, and so many times as much CPU."""
+    return Seen(n_tries, math.log(slower), math.log(dearer))
+
+
+@pytest.mark.parametrize(
+    ("cpu", "gpu", "expected"),
+    [
+        (seen(1.3), seen(0.8), GPU),
+        (seen(0.7), seen(0.8), CPU),
+        (seen(1.3), seen(0.96), PREDICTED),
+        # As fast as what is kept, or as the fastest: the host's CPU decides, if it differs.
+        (seen(1.03, 0.8), seen(1.3), CPU),
+        (seen(1.08, 0.5), seen(1.3), PREDICTED),
+        (seen(1.03, 0.95), seen(1.3), PREDICTED),
+        (seen(0.50, 1.0), seen(0.51, 0.7), GPU),
+        (seen(0.50, 1.0), seen(0.60, 0.1), CPU),
+        # Once is not enough.
+        (seen(1.3), seen(0.5, n_tries=1), PREDICTED),
+    ],
+)
+def test_the_way_to_keep(cpu: Seen, gpu: Seen, expected: str) -> None:
+    """The fastest one, or among those that are as fast the one with the least host CPU; for noise nothing changes."""
+    assert next_way(PREDICTED, {CPU: cpu, GPU: gpu}) == expected
+
+
+def test_all_others_are_compared_with_what_is_kept() -> None:
+    """Also after a change."""
+    standing = Standing(PREDICTED, {CPU: seen(0.5, 2.0), GPU: seen(0.8)})
+    standing.keep(CPU)
+    assert standing.kept == CPU
+    assert set(standing.others) == {PREDICTED, GPU}
+    assert math.exp(standing.others[PREDICTED].slower) == pytest.approx(2.0)
+    assert math.exp(standing.others[PREDICTED].dearer) == pytest.approx(0.5)
+    assert math.exp(standing.others[GPU].slower) == pytest.approx(1.6)
+
+
+@pytest.mark.parametrize(
+    ("tried", "slower_by", "n_since"),
+    [
+        (Seen(), {}, FIRST_ANSWERS),
+        (Seen(3), {}, 8 * FIRST_ANSWERS),
+        (Seen(8), {}, FIRST_ANSWERS << KNOWN),
+        (Seen(8, cost=1_000.0), {}, TRY_EVERY * 1_000),
+        # What predictions say counts before anything is known.
+        (Seen(), {GPU: 9.0}, TRY_EVERY * 9 * ANSWERS),
+    ],
+)
+def test_when_a_way_is_tried(tried: Seen, slower_by: dict[str, float], n_since: int) -> None:
+    """The more rarely the more it costs, and the better it is known."""
+    standing = Standing(PREDICTED, {CPU: Seen(n_since=0), GPU: tried})
+    tried.n_since = n_since - 1
+    assert standing.due(slower_by, ANSWERS) == PREDICTED
+    tried.n_since = n_since
+    assert standing.due(slower_by, ANSWERS) == GPU
+
+
+class Clients:
+    """Ask for one document after the other, at a rate; an answer takes what a way takes at that rate."""
+
+    def __init__(self, took_ns: Callable[[str, float], int]) -> None:
+        self.ways = Ways(lambda: self.now_ns // 10)
+        self.now_ns = 1
+        self.taken: list[str] = []
+        self._took_ns = took_ns
+        self._under_way: list[tuple[int, int, object]] = []
+
+    def ask(self, rate: float, n_documents: int) -> list[str]:
+        """The ways that were taken."""
+        first = len(self.taken)
+        for _ in range(n_documents):
+            self.now_ns += int(1e9 / rate)
+            for end_ns, since_ns, spell in [item for item in self._under_way if item[0] <= self.now_ns]:
+                spell.answered(since_ns, end_ns)  # type: ignore[attr-defined]
+            self._under_way = [item for item in self._under_way if item[0] > self.now_ns]
+            way = self.ways.now(self.now_ns)
+            self.taken.append(way)
+            self._under_way.append((self.now_ns + self._took_ns(way, rate), self.now_ns, self.ways.spell))
+        return self.taken[first:]
+
+
+def test_nothing_is_compared_while_little_comes() -> None:
+    """Each document is predicted, and nobody pays for a try."""
+    clients = Clients(lambda way, rate: MS)
+    assert set(clients.ask(0.8 * QUIET_RATE, 2_000)) == {PREDICTED}
+
+
+def test_tries_of_a_slow_way_are_few() -> None:
+    """It is known to be slow after a few documents, which cost all of them a few percent."""
+    clients = Clients(lambda way, rate: 5 * MS if way == CPU else MS)
+    taken = clients.ask(4_000, 20_000)
+    assert 0 < taken.count(CPU) <= 0.03 * len(taken)
+
+
+def test_ways_are_known_by_the_load() -> None:
+    """A way that is best at one load is taken again when that load comes back, and another one at another load."""
+
+    def took_ns(way: str, rate: float) -> int:
+        best = GPU if rate > 4_000 else CPU
+        return MS if way == best else 3 * MS
+
+    clients = Clients(took_ns)
+    clients.ask(1_000, 4_000)
+    clients.ask(8_000, 16_000)
+    for rate, best in ((1_000, CPU), (8_000, GPU), (1_000, CPU), (8_000, GPU)):
+        assert clients.ask(rate, 2_000).count(best) >= 0.8 * 2_000
+
+
+def test_a_way_that_becomes_slow_is_left() -> None:
+    """What was known of the others is doubted, so they are tried soon."""
+    times = {PREDICTED: 2 * MS, CPU: MS, GPU: 2 * MS}
+    clients = Clients(lambda way, rate: times[way])
+    assert clients.ask(4_000, 20_000)[-1_000:].count(CPU) >= 900
+    times[CPU] = 8 * MS
+    taken = clients.ask(4_000, 6_000)
+    assert taken[-2_000:].count(CPU) <= 200
+
+
+def test_a_way_that_does_not_answer_is_given_up() -> None:
+    """A try ends without its answers, and the way counts as slow."""
+    clients = Clients(lambda way, rate: 10_000 * MS if way == GPU else MS)
+    taken = clients.ask(4_000, 20_000)
+    assert 0 < taken.count(GPU) <= 0.03 * len(taken)
+
+
+def test_all_ways_are_those_of_the_policy() -> None:
+    """Nothing else is ever taken."""
+    clients = Clients(lambda way, rate: MS)
+    assert set(clients.ask(4_000, 20_000)) == set(WAYS)
