@@ -86,7 +86,7 @@ class EncodeRequest:
     """The answer takes far more than its ids; see `dispatcher.router.WRITE_BYTES`."""
 
     @property
-    def sample(self) -> str | bytes:
+    def sample(self) -> str | bytes | memoryview:
         """The first document, as it is."""
         documents = self.documents
         return documents.utf8[0] if isinstance(documents, LateTexts) else documents[0]

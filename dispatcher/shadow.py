@@ -66,9 +66,10 @@ class ShadowCheck:
 
     def sample(self, request: EncodeRequest, result: list[EncodedDocument]) -> None:
         """Offer the documents of one request; each is taken with the probability `fraction`."""
-        for document, encoded in zip(request.documents, result, strict=True):
+        for number, encoded in enumerate(result):
             if self._random.random() >= self.fraction:
                 continue
+            document = request.documents[number]
             try:
                 if len(document) > MAX_CHARS:
                     raise queue.Full

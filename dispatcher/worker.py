@@ -140,6 +140,7 @@ class Worker(threading.Thread):
                 or not isinstance(request, EncodeRequest)
                 or request.tokenizer is not tokenizer
                 or request.options != options
+                or not isinstance(request.documents, list)
             ):
                 return None
             documents += request.documents

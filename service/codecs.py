@@ -20,6 +20,7 @@ import orjson
 from numpy.typing import NDArray
 
 from dispatcher.errors import InvalidText
+from dispatcher.late_texts import decoded
 from dispatcher.request import EncodedDocument
 from service.body_bounds import MAX_NODES, MAX_VALUES, MsgpackCounter, check_json, too_many_values
 from service.endpoint import Head
@@ -172,10 +173,7 @@ def text_of(value: Any, where: str) -> str:
         return value
     if not isinstance(value, bytes | memoryview):
         raise InvalidBody(f"`{where}` is text.", where)
-    try:
-        return str(value, "utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidText(f"`{where}` is not UTF-8: byte {error.start} cannot stand there.") from None
+    return decoded(value, where)
 
 
 def ids_of(value: Any, where: str) -> NDArray[np.uint32]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -11,6 +11,7 @@ import msgpack
 import numpy as np
 import orjson
 
+from dispatcher.late_texts import LateTexts
 from dispatcher.request import DecodeRequest, EncodedDocument, EncodeOptions, EncodeRequest, Request, Result, Route
 from gpu_core.errors import SidetokError
 from service.block_hashes import FIELDS, HashOptions, block_hashes, hash_options, packed
@@ -44,6 +45,9 @@ _ENCODE_FIELDS = {*_BOOLEANS, "model", "text", "max_tokens", "truncation_side", 
 HASH_FIELDS = {*FIELDS, "cache_salt"}
 """Fields that mean something only together with `return_block_hashes`."""
 _DECODE_FIELDS = {"model", "ids", "skip_special_tokens"}
+_BYTES = frozenset({bytes, memoryview})
+LATE_BYTES = 1 << 16
+"""Documents in larger bodies that came as UTF-8, and may be answered by a GPU, become text only if they are not."""
 
 
 @dataclass(slots=True)
@@ -71,16 +75,14 @@ class Encode:
         if is_batch:
             check_count(len(text))
         model = self._registry.resolve(_model_name(fields))
-        documents = (
-            [text_of(item, f"text[{i}]") for i, item in enumerate(text)] if is_batch else [text_of(text, "text")]
-        )
-        sent = text if is_batch else (text,)
-        utf8 = None if any(isinstance(item, str) for item in sent) else sent
         route = _route(fields, head)
+        sent = text if is_batch else (text,)
+        documents = _documents(sent, is_batch, len(body) > LATE_BYTES and self._registry.may_use_gpu(route))
         hashes = self._hash_options(fields)
         options = encode_options(tuple(fields.items()), self.count_only)
         request = HashedRequest if hashes is not None else EncodeRequest
-        it = request(model.name, model.ready_tokenizer, documents, options, len(body), is_batch, route, utf8)
+        it = request(model.name, model.ready_tokenizer, documents, options, len(body), is_batch, route)
+        it.utf8 = None if any(isinstance(item, str) for item in sent) else sent
         it.lists_ids = not self.count_only and answer_codec(head) is JSON
         if isinstance(it, HashedRequest):
             it.hashes, it.is_slow_to_write = hashes, True
@@ -200,6 +202,22 @@ def encode_options(fields: tuple[tuple[str, Any], ...], count_only: bool) -> Enc
         _refuse_unknown(dict(fields), _ENCODE_FIELDS)
         name = next(name for name, value in fields if isinstance(value, list | dict))
         raise InvalidBody(f"`{name}` is a plain value.", name) from None
+
+
+def _documents(sent: Sequence[Any], is_batch: bool, may_be_late: bool) -> Sequence[str]:
+    """What was sent as texts, or as `LateTexts`. Raises `InvalidBody`, and `InvalidText`, maybe late."""
+    name_of = _name_in_batch if is_batch else _name_alone
+    if may_be_late and _BYTES.issuperset(map(type, sent)):
+        return LateTexts(sent, name_of)
+    return [text_of(item, name_of(i)) for i, item in enumerate(sent)]
+
+
+def _name_alone(_number: int) -> str:
+    return "text"
+
+
+def _name_in_batch(number: int) -> str:
+    return f"text[{number}]"
 
 
 def _model_name(fields: Fields) -> str | None:

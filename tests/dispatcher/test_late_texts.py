@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from dispatcher.costs import ASCII, MIXED, content_kind
+from dispatcher.errors import InvalidText
 from dispatcher.late_texts import LateTexts
 from dispatcher.request import EncodeOptions, EncodeRequest
 from tests.fakes import FakeTokenizer
@@ -20,6 +23,16 @@ def test_a_sequence_of_texts() -> None:
     assert not LateTexts([])
     with pytest.raises(IndexError):
         texts[3]
+
+
+def test_what_is_no_utf8_is_said_late() -> None:
+    """When it is to become text, by its name."""
+    texts = LateTexts([b"a", b"b\xff"], lambda i: f"field[{i}]")
+    assert texts[0] == "a"
+    with pytest.raises(InvalidText, match=re.escape("`field[1]` is not UTF-8: byte 1 cannot stand there.")):
+        texts[1]
+    with pytest.raises(InvalidText, match="text 0"):
+        LateTexts([b"\xed\xa0\x80"])[0]
 
 
 def test_a_request_gives_both_forms() -> None:

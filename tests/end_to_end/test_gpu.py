@@ -85,8 +85,16 @@ def test_every_codec_on_the_gpu(gpu_service: ServiceProcess, reference: Referenc
     count = wire.ask(request(raw[0], "/v1/count?route=gpu", content_type="application/octet-stream"))
     assert int.from_bytes(count.body, "little") == len(expected[0]) // 4
     assert total(gpu_service.metrics(), "sidetok_documents_total", route="gpu") - before >= 25
-    invalid = wire.ask(request(b"a\xff", "/v1/encode?route=gpu", content_type="application/octet-stream"))
-    assert invalid.status == 400
+    for data in (b"a\xff", b"a " * 40_000 + b"\xff"):
+        answers = [
+            wire.ask(request(data, f"/v1/encode?route={route}", content_type="application/octet-stream"))
+            for route in ("cpu", "gpu")
+        ]
+        assert [answer.status for answer in answers] == [400, 400]
+        assert answers[0].body == answers[1].body
+    long = " caf\u00e9 foxes" * 9_000
+    octets = wire.ask(request(long.encode(), "/v1/encode?route=gpu", content_type="application/octet-stream"))
+    assert octets.body == np.array(reference.encode(long).ids, "<u4").tobytes()
 
 
 @pytest.mark.parametrize("path", ["/v1/encode", "/tokenize"])

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
 import orjson
 import pytest
 
+from dispatcher.late_texts import LateTexts
 from service.endpoint import Answer
 from service.head import read_head
-from service.native import Count, Decode, Encode
+from service.native import LATE_BYTES, Count, Decode, Encode, batch_body
 from tests.fakes import FakeTokenizer
 from tests.native_client import CODECS, JSON, MSGPACK, OCTETS, read_decoded, read_encoded, write_request
 from tests.service_fakes import FakeRegistry, ask
@@ -156,6 +158,36 @@ def test_msgpack_text_may_be_bin(text: Any) -> None:
         [str(item, "utf-8") if isinstance(item, bytes) else item for item in text] if isinstance(text, list) else "abc"
     )
     assert read_encoded(MSGPACK, answer.body, None, isinstance(text, list)) == expected_of(words, {})
+
+
+@pytest.mark.parametrize("codec", [MSGPACK, OCTETS])
+def test_long_documents_stay_utf8_where_there_is_a_gpu(codec: str) -> None:
+    """They become text when somebody asks for it; the answers are the same, and so is what is said of broken ones."""
+    registry = FakeRegistry(a=FakeTokenizer())
+    registry.gpus = SimpleNamespace(any=True)  # type: ignore[assignment]
+    endpoint = Encode(registry)
+    long, broken = ("aé" * LATE_BYTES).encode(), b"x" * LATE_BYTES + b"\xff"
+    texts: list[Any] = [
+        long,
+        [long, b"", b"b"],
+        [b"", broken],
+        broken,
+        [long, "text"] if codec == MSGPACK else [],
+        b"ab",
+    ]
+    is_late = [True, True, True, True, False, False]
+    for text, late in zip(texts, is_late, strict=True):
+        body = (
+            msgpack.packb({"text": text}) if codec == MSGPACK else text if isinstance(text, bytes) else batch_body(text)
+        )
+        query = b"batch=true" if codec == OCTETS and isinstance(text, list) else b""
+        head = read_head("/v1/encode", query, [(b"content-type", codec.encode())])
+        request = endpoint.read(head, body)
+        assert isinstance(request.documents, LateTexts) == late
+        assert request.utf8 is None or [*map(bytes, request.utf8)] == ([text] if isinstance(text, bytes) else text)
+        answers = [ask(endpoint, body, query, content_type=codec, x_sidetok_route=route) for route in ("cpu", "auto")]
+        assert answers[0] == answers[1]
+        assert answers[0].status == (400 if b"\xff" in body else 200)
 
 
 @pytest.mark.parametrize("codec", CODECS)
