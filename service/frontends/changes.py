@@ -23,13 +23,13 @@ class Changes:
 
     def __init__(self) -> None:
         self.made: list[Content] = []
-        """Changes that a frontend has to make that starts now, in their order."""
+        """Changes that a frontend has to make, or to refuse as all do, that starts now, in their order."""
         self._awaited = Awaited()
 
     async def make(self, asker: Kept, everybody: Iterable[Kept], question: int, change: Content) -> None:
         """Have all frontends make a change, then tell who asked for it."""
         everybody = list(everybody)
-        self._note(change)
+        self.made.append(change)
         waiting = [kept for kept in everybody if not kept.accepts]
         for kept in waiting:
             kept.channel.send("change", [0, asker.number, question, change])
@@ -37,10 +37,13 @@ class Changes:
         await self._awaited.ask("change", accepting, CHANGE_S, asker.number, question, change)
         asker.channel.send("changed", question)
 
-    def answered(self, kept: Kept, number: int, refused: Content | None) -> None:
+    def answered(self, kept: Kept, number: int, change: Content, is_refused: bool) -> None:
         """A frontend made a change, or refused it as all of them do."""
-        if refused in self.made:
-            self.made.remove(refused)
+        if change in self.made:
+            if is_refused:
+                self.made.remove(change)
+            elif change["kind"] == "remove":
+                self._forget(change)
         self._awaited.answered(number, kept)
 
     def lose(self, kept: Kept) -> None:
@@ -53,12 +56,13 @@ class Changes:
         added = [change["id"] for change in self.made if change["kind"] == "add"]
         return {model: _worst([kept.models.get(model, (LOADING, None)) for kept in accepting]) for model in added}
 
-    def _note(self, change: Content) -> None:
-        added = [made for made in self.made if made["kind"] == "add" and made["name"] == change["name"]]
-        if change["kind"] == "remove" and added:
+    def _forget(self, removal: Content) -> None:
+        """What a removal that was made undid; what was refused before it is gone by then."""
+        before = self.made[: self.made.index(removal)]
+        added = [made for made in before if made["kind"] == "add" and made["name"] == removal["name"]]
+        if added:
             self.made.remove(added[-1])
-        else:
-            self.made.append(change)
+            self.made.remove(removal)
 
 
 def _worst(states: list[tuple[str, str | None]]) -> tuple[str, str | None]:

@@ -183,7 +183,7 @@ class Frontend:
                 load.add_done_callback(partial(self._tell_model, outcome))
         if asker == self.number and question in self._questions:
             self._outcomes[question] = outcome
-        self._channel.send("changed", [number, content if isinstance(outcome, SidetokError) else None])
+        self._channel.send("changed", [number, content, isinstance(outcome, SidetokError)])
         return load
 
     def _tell_model(self, model: Model, _: object) -> None:

@@ -12,7 +12,7 @@
 | `report` | both | the number of a round; then that and the families, 0 being a report that nobody asked for |
 | `change` | frontend | the number of a question and a change that it wants |
 | `change` | keeper | the number of a round, who asked, the number of the question, the change |
-| `changed` | frontend | the number of the round, and the change if it was refused |
+| `changed` | frontend | the number of the round, the change, whether it was refused |
 | `changed` | keeper | the number of the question: all made the change |
 | `model` | frontend | id, state and error of a model that it loaded at run time |
 | `models` | keeper | state and error of all such models by id, the worst of all frontends |

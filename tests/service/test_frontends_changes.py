@@ -51,10 +51,10 @@ def test_everybody_changes_before_the_answer() -> None:
         ((number, asker, question, change),) = to_one.of("change")
         assert (asker, question, change) == (1, 7, ADD)
         assert to_late.of("change") == [[0, 1, 7, ADD]]
-        changes.answered(one, number, None)
+        changes.answered(one, number, ADD, False)
         await asyncio.sleep(0)
         assert to_one.of("changed") == []
-        changes.answered(two, number, None)
+        changes.answered(two, number, ADD, False)
         await made
         assert to_one.of("changed") == [7]
         assert changes.made == [ADD]
@@ -79,9 +79,29 @@ def test_what_a_later_start_has_to_do() -> None:
             n_before = len(channel.of("change"))
             made = asyncio.ensure_future(changes.make(one, [one], 1, change))
             await eventually(lambda n=n_before: len(channel.of("change")) > n)  # type: ignore[misc]
-            changes.answered(one, channel.of("change")[-1][0], change if refused else None)
+            changes.answered(one, channel.of("change")[-1][0], change, refused)
             await made
         assert changes.made == [REMOVE_FIRST, ADD_AGAIN]
+
+    asyncio.run(test())
+
+
+def test_changes_at_the_same_time() -> None:
+    """A removal undoes what was made, not what is about to be refused, in whatever order answers come."""
+
+    async def test() -> None:
+        changes = Changes()
+        (one, channel), (two, _) = frontend(1), frontend(2)
+        asked = (ADD, ADD_AGAIN, REMOVE)
+        making = [asyncio.ensure_future(changes.make(one, [one, two], n, change)) for n, change in enumerate(asked)]
+        await eventually(lambda: len(channel.of("change")) == len(asked))
+        # A frontend that starts now makes and refuses the same.
+        assert changes.made == [ADD, ADD_AGAIN, REMOVE]
+        for kept in (two, one):
+            for number, _, _, change in channel.of("change"):
+                changes.answered(kept, number, change, change == ADD_AGAIN)
+        await asyncio.gather(*making)
+        assert changes.made == []
 
     asyncio.run(test())
 
