@@ -26,6 +26,8 @@ from service.codecs import (
     ids_of,
     listed_ids,
     read_fields,
+    read_utf8_json,
+    request_codec,
     text_of,
 )
 from service.endpoint import Answer, Head
@@ -67,7 +69,10 @@ class Encode:
 
     def read(self, head: Head, body: bytes) -> EncodeRequest:
         """See `service.endpoint.Endpoint`."""
-        fields = read_fields(head, body, "text")
+        may_be_late = len(body) > LATE_BYTES and self._registry.may_use_gpu(route_of(head))
+        fields = read_utf8_json(body) if may_be_late and request_codec(head) is JSON else None
+        if fields is None:
+            fields = read_fields(head, body, "text")
         if "text" not in fields:
             raise InvalidBody("`text` is missing.", "text")
         text = fields.pop("text")
@@ -77,7 +82,7 @@ class Encode:
         model = self._registry.resolve(_model_name(fields))
         route = _route(fields, head)
         sent = text if is_batch else (text,)
-        documents = _documents(sent, is_batch, len(body) > LATE_BYTES and self._registry.may_use_gpu(route))
+        documents = _documents(sent, is_batch, may_be_late and self._registry.may_use_gpu(route))
         hashes = self._hash_options(fields)
         options = encode_options(tuple(fields.items()), self.count_only)
         request = HashedRequest if hashes is not None else EncodeRequest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -188,6 +189,36 @@ def test_long_documents_stay_utf8_where_there_is_a_gpu(codec: str) -> None:
         answers = [ask(endpoint, body, query, content_type=codec, x_sidetok_route=route) for route in ("cpu", "auto")]
         assert answers[0] == answers[1]
         assert answers[0].status == (400 if b"\xff" in body else 200)
+
+
+def test_long_json_stays_utf8_where_there_is_a_gpu() -> None:
+    """In large bodies that are not ASCII: same documents, same answers, same errors as in the usual way."""
+    registry = FakeRegistry(a=FakeTokenizer())
+    registry.gpus = SimpleNamespace(any=True)  # type: ignore[assignment]
+    endpoint, long = Encode(registry), 'é\n"a"' * LATE_BYTES
+    fields: list[tuple[dict[str, Any], bool]] = [
+        ({"text": long}, True),
+        ({"text": [long, "", "b"], "add_special_tokens": False, "max_tokens": 5, "model": "a"}, True),
+        ({"text": long, "route": "cpu"}, False),
+        ({"text": [long, 5]}, False),
+        ({"text": {"a": long}}, False),
+        ({"text": None, "model": long}, False),
+        ({"model": long}, False),
+        ({"text": long, "max_tokens": 1 << 64}, False),
+        ({"text": long, "max_tokens": "5"}, False),
+        ({"text": long, "unknown": 5}, False),
+        ({"text": "a" * 2 * LATE_BYTES}, False),
+    ]
+    bodies = [(json.dumps(item, ensure_ascii=False).encode(), late) for item, late in fields]
+    whole = bodies[0][0]
+    bodies += [(whole[:-1], False), (whole.replace("é".encode(), b"\xff", 1), False), (b"[%b]" % whole, False)]
+    bodies += [(whole.replace("é".encode(), b"\\ud800", 1), False), (whole.replace("é".encode(), b"\x01", 1), False)]
+    for body, late in bodies:
+        answers = [ask(endpoint, body, content_type=JSON, x_sidetok_route=route) for route in ("cpu", "auto")]
+        assert answers[0] == answers[1], answers[1].body[:200]
+        if answers[0].status == 200:
+            request = endpoint.read(read_head("/v1/encode", b"", [(b"content-type", JSON.encode())]), body)
+            assert isinstance(request.documents, LateTexts) == late
 
 
 @pytest.mark.parametrize("codec", CODECS)
