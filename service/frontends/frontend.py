@@ -42,6 +42,8 @@ log = logging.getLogger("sidetok.frontends")
 
 SHOW_S = 0.05
 """How often the number of connections is written to the board."""
+BEAT_S = 0.5
+"""How often a frontend shows that it moves."""
 
 
 class Frontend:
@@ -85,6 +87,7 @@ class Frontend:
     async def join(self, service: Service, server: uvicorn.Server) -> None:
         """Begin to hear the keeper."""
         self._service, self._server = service, server
+        self._beat()
         self._channel = await Channel.over(self._sock)
         self._channel.send("started")
         self._hearing = asyncio.ensure_future(self._hear())
@@ -122,6 +125,10 @@ class Frontend:
         with contextlib.suppress(RuntimeError, TimeoutError):
             await asyncio.wait_for(self._report(UNASKED), REPORT_S)
             await asyncio.wait_for(self._channel.flush(), REPORT_S)
+
+    def _beat(self) -> None:
+        self.board.beat(self.number)
+        asyncio.get_running_loop().call_later(BEAT_S, self._beat)
 
     async def _hear(self) -> None:
         while (message := await self._channel.receive()) is not None:

@@ -22,7 +22,7 @@ from dispatcher.gpu.options import GpuRouteOptions
 from dispatcher.gpu.restarts import Restarts
 from dispatcher.options import DispatcherOptions
 from service import log as logs
-from service.frontends.board import ABSENT, Board
+from service.frontends.board import Board
 from service.frontends.changes import Changes
 from service.frontends.division import gpu_part_of, part_of
 from service.frontends.kept import FAILED, LOADING, READY, Kept
@@ -36,8 +36,10 @@ log = logging.getLogger("sidetok.frontends")
 
 MIN_RESTART_S, MAX_RESTART_S = 0.25, 30.0
 """Seconds before a frontend that ended is started again: the first time, and at most."""
+LOOK_S = 1.0
+"""How often it is looked whether frontends move, and whether there is one at all: if not, the next start is due."""
 LATE_S = 5.0
-"""How long after the drain timeout a frontend that does not end is killed."""
+"""How long after the drain timeout, or a second signal, a frontend that does not end is killed."""
 
 
 def serve(
@@ -77,8 +79,11 @@ def serve(
 class Keeper:
     """All frontends of one service. All methods run on the event loop of the main thread."""
 
-    def __init__(self, setup: Setup, listeners: Sequence[Listener], command: Sequence[str]) -> None:
+    def __init__(
+        self, setup: Setup, listeners: Sequence[Listener], command: Sequence[str], look_s: float = LOOK_S
+    ) -> None:
         """`setup`: what frontends have in common. `command` starts one; descriptor and process id follow."""
+        self._look_s = look_s
         self._board, self._board_fd = Board.make(setup.n_frontends)
         self._setup = setup
         self._listeners = listeners
@@ -102,6 +107,7 @@ class Keeper:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
+        self._spawn(self._watch())
         log.info("listening", extra={"addresses": self._addresses, "frontends": self._setup.n_frontends})
         await asyncio.gather(*(self._keep(number) for number in range(1, self._setup.n_frontends + 1)))
         if not self._status:
@@ -112,6 +118,7 @@ class Keeper:
         """Drain all frontends; a second time: do not wait for what is in flight."""
         if self._stopping.is_set():
             self._tell("leave")
+            self._spawn(self._kill_after(LATE_S))
             return
         self._stopping.set()
         self._first.set()
@@ -134,8 +141,10 @@ class Keeper:
             if self._is_over:
                 break
             if number == 1 and not self._first.is_set():
-                # Settings are wrong, or nothing runs here at all: its last line says why.
+                # Settings are wrong, or nothing runs here at all: its last line says why, unless a signal ended it.
                 self._status = status if status > 0 else 1
+                if status < 0:
+                    log.error("frontend ended", extra={"frontend": number, "status": status})
                 break
             delay_s = restarts.after(served_s)
             say = log.error if status else log.info
@@ -143,7 +152,7 @@ class Keeper:
             self._rounds.n_restarts += 1
             reap_orphans(self._pids)
             waits = True
-            await self._stopped_within(delay_s)
+            await self._rest(delay_s)
         self._first.set()
 
     async def _run(self, number: int, waits: bool) -> tuple[int, float]:
@@ -241,7 +250,7 @@ class Keeper:
         self._kept.pop(kept.number, None)
         self._pids.discard(kept.process.pid)
         kept.channel.close()
-        self._board.write(kept.number, ABSENT)
+        self._board.clear(kept.number)
         self._rounds.lose(kept)
         self._changes.lose(kept)
         self._tell_state()
@@ -254,13 +263,33 @@ class Keeper:
         for listener in self._listeners:
             listener.shut()
         self._tell("shut")
-        await asyncio.sleep(timeout_s + LATE_S)
+        await self._kill_after(timeout_s + LATE_S)
+
+    async def _kill_after(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
         for kept in self._kept.values():
             kept.kill()
 
     def _tell(self, kind: str) -> None:
         for kept in self._kept.values():
             kept.channel.send(kind)
+
+    async def _watch(self) -> None:
+        """End frontends that hang: their clients wait for nothing, and others would be as good."""
+        while True:
+            await asyncio.sleep(self._look_s)
+            for kept in self._kept.values():
+                if kept.hangs(self._board.beats(kept.number)):
+                    log.error("frontend hangs and is ended", extra={"frontend": kept.number})
+                    kept.kill()
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait before a further start, not for long while there is nobody who could serve."""
+        until_s = time.monotonic() + seconds
+        while (left_s := until_s - time.monotonic()) > 0 and not self._is_over:
+            await self._stopped_within(min(self._look_s, left_s))
+            if not self._pids:
+                break
 
     async def _stopped_within(self, seconds: float) -> None:
         try:

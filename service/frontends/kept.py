@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from service.frontends.messages import Channel
 
 LOADING, READY, FAILED = "loading", "ready", "failed"
+SILENT_LOOKS = 30
+"""Looks in a row without a beat after which a frontend hangs."""
 LINGER_S = 5.0
 """How long a process may live on after it closed its channel."""
 
@@ -27,6 +29,19 @@ class Kept:
     """State and error of models that it loaded at run time, by id."""
     ready_s: float = 0.0
     """When its models were loaded, on the monotonic clock; 0 = not yet."""
+
+    n_silent: int = 0
+    """Looks in a row for which its event loop did not turn."""
+    _beats: int = 0
+
+    def hangs(self, beats: int) -> bool:
+        """Look once: whether it moved before, and has not for long. `beats`: its number on the board.
+
+        Looks are counted, not seconds: where the whole service was stopped, nobody hangs.
+        """
+        self.n_silent = self.n_silent + 1 if beats and beats == self._beats else 0
+        self._beats = beats
+        return self.n_silent == SILENT_LOOKS
 
     @property
     def accepts(self) -> bool:

@@ -214,6 +214,12 @@ def test_a_board() -> None:
     assert board.has_less(7, 9)
     same.write(3, ABSENT)
     assert not board.has_less(7, 9)
+    assert board.beats(2) == 0
+    same.beat(2)
+    assert board.beats(2) != 0
+    board.clear(2)
+    assert board.read(2) == (ABSENT, 0)
+    assert board.beats(2) == 0
 
 
 def _sums_up(it: Rig, n: int) -> bool:

@@ -14,7 +14,7 @@ import pytest
 
 from dispatcher.gpu.options import GpuRouteOptions
 from dispatcher.options import DispatcherOptions
-from service.frontends.keeper import Keeper
+from service.frontends.keeper import LOOK_S, Keeper
 from service.frontends.messages import Setup
 from service.options import ServiceOptions
 from tests.fakes import LIMIT_S
@@ -67,6 +67,7 @@ def kept(
     program: str,
     act: Callable[[Diary], Coroutine[Any, Any, None]] | None,
     n_frontends: int = 2,
+    look_s: float = LOOK_S,
 ) -> int:
     """Keep frontends that run a program until `act` ended, or they did by themselves; the exit status."""
     setup = Setup(
@@ -86,7 +87,7 @@ def kept(
     command = [sys.executable, "-c", PROGRAM.format(folder=str(folder)) + program]
 
     async def run() -> int:
-        keeper = Keeper(setup, [], command)
+        keeper = Keeper(setup, [], command, look_s)
         keeping = asyncio.ensure_future(keeper.run())
         if act is not None:
             await act(Diary(folder))
@@ -132,6 +133,41 @@ if number == 2 and not setup["waits"]:
     assert kept(tmp_path, dies + SERVES, act) == 0
     assert Diary(tmp_path).of(1).count("begins") == 1
     assert Diary(tmp_path).of(2)[:2] == ["begins", "begins and waits"]
+
+
+def test_one_that_hangs_is_ended(tmp_path: Path) -> None:
+    """A frontend that moved and does not any more is killed, and a new one comes; one that says nothing yet is not."""
+    hangs = """
+from service.frontends.board import Board
+import time
+board = Board(setup["board"], 2)
+if number == 2 and not setup["waits"]:
+    say("started")
+    say("loaded", True)
+    board.beat(number)
+    time.sleep(60)
+"""
+
+    async def act(diary: Diary) -> None:
+        await until(lambda: "begins and waits" in diary.of(2) and "peers ready" in diary.of(2))
+
+    assert kept(tmp_path, hangs + SERVES, act, look_s=0.01) == 0
+    assert Diary(tmp_path).of(1).count("begins") == 1
+
+
+def test_nobody_waits_long_while_all_are_gone(tmp_path: Path) -> None:
+    """However often frontends died: where none is left, the next one is started soon."""
+    dies = """
+if open(diary.name).read().count("begins") < 10:
+    say("started")
+    os.kill(os.getpid(), 9)
+"""
+
+    async def act(diary: Diary) -> None:
+        # With waits that double, the tenth would come after a minute.
+        await until(lambda: "peers ready" in diary.of(1))
+
+    assert kept(tmp_path, dies + SERVES, act, 1, look_s=0.01) == 0
 
 
 @pytest.mark.parametrize(("end", "status"), [("sys.exit(2)", 2), ("os.abort()", 1)])
