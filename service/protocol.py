@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from dispatcher.admission import Slot
 from dispatcher.job import Job, deadline_exceeded
 from gpu_core.errors import SidetokError
-from service.endpoint import Answer, Endpoint, Head
+from service.endpoint import JOIN_BYTES, Answer, Endpoint, Head
 from service.gate import Gate
 from service.head import read_head, request_id_of
 from service.hot import LINGER_BYTES, LINGER_S
@@ -145,9 +145,12 @@ class HotCycle:
         gate.record(self._head, "", "cancelled", self._start_ns)
 
     def _send(self, job: Job[Answer]) -> None:
-        """On the worker that wrote the answer: hand it to the client, unless the connection is to be closed."""
+        """On the worker that wrote the answer: hand it to the client, unless the connection is to be closed.
+
+        Beside a large one a wake-up is little, and the loop goes on where the socket takes no more.
+        """
         protocol, answer = self._protocol, job.answer
-        if answer is None or protocol.gate.closing or not self.keep_alive:
+        if answer is None or answer.n_bytes > JOIN_BYTES or protocol.gate.closing or not self.keep_alive:
             return
         pieces = pieces_of(head_of(answer, self._head.request_id, True), answer)
         protocol.outlet.send(pieces, lambda: protocol.gate.dispatcher.begin_answer(job))

@@ -218,12 +218,12 @@ def test_who_says_that_no_more_comes_gets_the_whole_answer() -> None:
     async def test(wire: Wire) -> None:
         async with connected(wire) as peer:
             peer.near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-            peer.line.send(request("a" * 50_000))
+            peer.line.send(request("a" * 20_000))
             await queue_up()
             sent = peer.wait()
             assert not peer.line.protocol.eof_received()
             sent += peer.received() + peer.written
-            assert str(ids("a" * 50_000)).replace(" ", "").encode() in body_of(sent)
+            assert str(ids("a" * 20_000)).replace(" ", "").encode() in body_of(sent)
 
     on_wire(test)
 
@@ -248,13 +248,13 @@ def test_who_does_not_read_what_a_worker_sent_may_not_ask_for_more() -> None:
 
 
 def test_large_answers_are_finished_by_the_loop() -> None:
-    """What the socket does not take comes from the loop, in order, also when the next request is there already."""
+    """What the socket does not take comes from the loop, in order, and so does all of a very large one."""
     rng = random.Random(5)
 
     async def test(wire: Wire) -> None:
         async with connected(wire) as peer:
             peer.near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-            for n_chars in (10, 50_000, 3, 200_000):
+            for n_chars in (10, 12_000, 3, 200_000, 7):
                 text = "".join(rng.choices("abcé\U0001f600", k=n_chars))
                 before = len(peer.written)
                 peer.line.send(request(text))
@@ -262,7 +262,7 @@ def test_large_answers_are_finished_by_the_loop() -> None:
                 answer = peer.received()
                 while piece := peer.received():
                     answer += piece
-                assert bool(peer.written[before:]) == (n_chars >= 50_000)
+                assert bool(peer.written[before:]) == (n_chars >= 12_000)
                 assert str(ids(text)).replace(" ", "").encode() in body_of(answer + peer.written[before:])
 
     on_wire(test)
