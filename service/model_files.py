@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import stat
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,11 @@ class ModelFiles:
     """Those of `GENERATION_FIELDS` that generation_config.json sets to a number."""
     tokenizer_max_len: int | None = None
     """`model_max_length` of tokenizer_config.json, when it is sane."""
+
+    def digest(self, tokenizer_digest: str) -> str:
+        """Of all of it, for files of which that of tokenizer.json is known."""
+        content = {**asdict(replace(self, tokenizer_json=b"")), "tokenizer_json": tokenizer_digest}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def read_model_files(path: Path) -> ModelFiles:

@@ -73,6 +73,8 @@ class Model:
     created_s: int = field(default_factory=lambda: int(time.time()))
     """Unix time of registration."""
     tokenizer: Tokenizer | None = None
+    files_digest: str = ""
+    """Of what its files said; empty until it is loaded."""
     chat_template: ChatTemplate | None = None
     special_tokens: dict[str, str] = field(default_factory=dict)
     """Text of each special token by its name, as templates use them."""
@@ -251,6 +253,7 @@ class Registry:
         tokenizer = self._tokenizer_of(files.tokenizer_json, model)
         if self.gpus is not None:
             self.gpus.add(tokenizer, files.tokenizer_json)
+        model.files_digest = files.digest(tokenizer.spec.digest)
         with self._removal:
             if not model.is_removed:
                 model.tokenizer = tokenizer

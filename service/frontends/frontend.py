@@ -99,7 +99,9 @@ class Frontend:
         if loads and self.setup.waits:
             await asyncio.wait(loads)
         self._heard_state.clear()
-        self._channel.send("loaded", self._service.registry.ready)
+        registry = self._service.registry
+        ended = [model for model in registry.models() if model.state != "loading"]
+        self._channel.send("loaded", [registry.ready, {model.id: model.files_digest for model in ended}])
         await self._heard_state.wait()
 
     async def exposition(self) -> bytes:
@@ -194,7 +196,7 @@ class Frontend:
         return load
 
     def _tell_model(self, model: Model, _: object) -> None:
-        self._channel.send("model", [model.id, model.state, model.error])
+        self._channel.send("model", [model.id, model.state, model.error, model.files_digest])
 
     async def _report(self, number: int) -> None:
         metrics = await self._service.in_background(self._service.metrics.collect)

@@ -204,7 +204,7 @@ class Keeper:
             if kind == "started":
                 self._first.set()
             elif kind == "loaded":
-                self._loaded(kept, content)
+                self._loaded(kept, *content)
             elif kind == "report":
                 self._rounds.report(kept, *content)
             elif kind == "scrape":
@@ -215,11 +215,17 @@ class Keeper:
                 self._changes.answered(kept, *content)
                 self._tell_models()
             elif kind == "model":
-                model, state, error = content
+                model, state, error, kept.digests[model] = content
                 kept.models[model] = (state, error)
                 self._tell_models()
 
-    def _loaded(self, kept: Kept, can_serve: bool) -> None:
+    def _loaded(self, kept: Kept, can_serve: bool, digests: dict[str, str]) -> None:
+        kept.digests = digests
+        if any(kept.differs(other) for other in self._kept.values() if other.state == READY):
+            # The same request would be answered by it in another way. It comes again, as if it had died.
+            log.error("files of models changed; restart the service", extra={"frontend": kept.number})
+            kept.kill()
+            return
         kept.state, kept.ready_s = (READY if can_serve else FAILED), time.monotonic()
         self._tell_state()
         self._tell_models()

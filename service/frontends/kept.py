@@ -27,6 +27,8 @@ class Kept:
     state: str = LOADING
     models: dict[str, tuple[str, str | None]] = field(default_factory=dict)
     """State and error of models that it loaded at run time, by id."""
+    digests: dict[str, str] = field(default_factory=dict)
+    """Of the files of its models, by id; empty for one that failed."""
     ready_s: float = 0.0
     """When its models were loaded, on the monotonic clock; 0 = not yet."""
 
@@ -42,6 +44,10 @@ class Kept:
         self.n_silent = self.n_silent + 1 if beats and beats == self._beats else 0
         self._beats = beats
         return self.n_silent == SILENT_LOOKS
+
+    def differs(self, other: Kept) -> bool:
+        """Whether it lacks a model that another one serves, or read other files for it."""
+        return any(known and self.digests.get(model, known) != known for model, known in other.digests.items())
 
     @property
     def accepts(self) -> bool:

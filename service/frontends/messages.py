@@ -6,7 +6,7 @@
 |---|---|---|
 | `setup` | keeper | the first frame: `Setup` |
 | `started` | frontend | none: its settings are sound |
-| `loaded` | frontend | whether it can serve |
+| `loaded` | frontend | whether it can serve; digests of the files of its models by id, empty for what failed |
 | `peers` | keeper | state of all frontends that accept: `loading`, `ready`, `failed` |
 | `banner` | keeper | none: show it |
 | `report` | both | the number of a round; then that and the families, 0 being a report that nobody asked for |
@@ -14,7 +14,7 @@
 | `change` | keeper | the number of a round, who asked, the number of the question, the change |
 | `changed` | frontend | the number of the round, the change, whether it was refused |
 | `changed` | keeper | the number of the question: all made the change |
-| `model` | frontend | id, state and error of a model that it loaded at run time |
+| `model` | frontend | id, state, error and digest of a model that it loaded at run time |
 | `models` | keeper | state and error of all such models by id, the worst of all frontends |
 | `scrape` | both | the number of a question; then that and the exposition |
 | `drain`, `shut`, `leave` | keeper | none: want no traffic; nobody new can connect; end now |

@@ -38,7 +38,7 @@ note("begins" + " and waits" * setup["waits"])
 """
 SERVES = """
 say("started")
-say("loaded", True)
+say("loaded", [True, {}])
 while (message := receive_now(sock)):
     kind, content = message
     if kind == "report":
@@ -143,7 +143,7 @@ import time
 board = Board(setup["board"], 2)
 if number == 2 and not setup["waits"]:
     say("started")
-    say("loaded", True)
+    say("loaded", [True, {}])
     board.beat(number)
     time.sleep(60)
 """
@@ -152,6 +152,30 @@ if number == 2 and not setup["waits"]:
         await until(lambda: "begins and waits" in diary.of(2) and "peers ready" in diary.of(2))
 
     assert kept(tmp_path, hangs + SERVES, act, look_s=0.01) == 0
+    assert Diary(tmp_path).of(1).count("begins") == 1
+
+
+@pytest.mark.parametrize("other", ["other", ""])
+def test_one_with_other_files_serves_nobody(tmp_path: Path, other: str) -> None:
+    """A frontend that read, or could not read, what others read before comes again until it is as they are."""
+    program = """
+lives = open(diary.name).read().count(f"{number} begins")
+digest = "same" if number == 1 or lives != 2 else "OTHER"
+note(f"loads {digest}.")
+say("started")
+say("loaded", [True, {"1": digest, "2": digest * (number == 2)}])
+if number == 2 and lives == 1:
+    receive_now(sock)
+    os.kill(os.getpid(), 9)
+""".replace("OTHER", other)
+    serves = SERVES.replace('say("started")\nsay("loaded", [True, {}])', "")
+
+    async def act(diary: Diary) -> None:
+        await until(lambda: "peers ready" in diary.of(2)[5:])
+
+    assert kept(tmp_path, program + serves, act) == 0
+    noted = Diary(tmp_path).of(2)
+    assert noted[2:5] == ["begins and waits", f"loads {other}.", "begins and waits"]
     assert Diary(tmp_path).of(1).count("begins") == 1
 
 
@@ -191,7 +215,7 @@ def test_a_stop_before_anything_began(tmp_path: Path) -> None:
 
 SCRAPES = """
 say("started")
-say("loaded", True)
+say("loaded", [True, {}])
 answered = 0
 while (message := receive_now(sock)):
     kind, content = message

@@ -264,6 +264,17 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         read_model_files(tmp_path)
 
 
+def test_the_digest_is_of_all_that_files_say(tmp_path: Path) -> None:
+    """Whatever is changed in one of them changes it; reading them again does not."""
+    write_model(tmp_path)
+    digests = {read_model_files(tmp_path).digest("t"), read_model_files(tmp_path).digest("u")}
+    (tmp_path / "chat_template.jinja").write_text("a")
+    digests.add(read_model_files(tmp_path).digest("t"))
+    (tmp_path / "config.json").write_text('{"n_positions": 7}')
+    digests |= {read_model_files(tmp_path).digest("t"), read_model_files(tmp_path).digest("t")}
+    assert len(digests) == 4
+
+
 def test_a_bare_file_is_enough(tmp_path: Path) -> None:
     """A tokenizer.json alone is served: no template, no special tokens, the fallback length."""
     path = tmp_path / "tokenizer.json"
