@@ -133,9 +133,13 @@ class Measure(NamedTuple):
         """Whether so many are under way that their rate is what the service can do."""
         return self.n_under_way > FULL
 
+    def is_full_as(self, before: Measure, after: Measure) -> bool:
+        """Whether all three are full: then their rates hardly depend on luck."""
+        return self.is_full and before.is_full and after.is_full
+
     def slower_than(self, before: Measure, after: Measure) -> float:
         """Logarithm of how many times as long answers took as in the spells around it."""
-        if self.is_full and before.is_full and after.is_full:
+        if self.is_full_as(before, after):
             return math.log(before.rate * after.rate) / 2 - math.log(self.rate)
         return self.time - (before.time + after.time) / 2
 

@@ -7,8 +7,8 @@ compared by what answers took while all short work went that way, in short spell
     spell of the way that is kept ─► of another one ─► of the way that is kept ─► how many times as long answers took
 
 What is known holds for one load (documents per second, by powers of 2). Another way is tried the more rarely the more
-it cost (`Standing.due`), taken after two tries at least, and then only when it is faster by more than 5 %, or as fast
-and takes less of the host's CPU (`next_way`). Below `QUIET_RATE` nobody is in anybody's way: each piece is predicted.
+it cost (`Standing.due`), taken after two tries, or a clear one, and then only when it is faster by more than 5 %, or as
+fast with less of the host's CPU (`next_way`). Below `QUIET_RATE` nobody is in anybody's way: each piece is predicted.
 
     way = ways.now(now_ns, n)           who chooses asks, and notes `ways.spell` with the work
     spell.answered(since_ns, now_ns)    the work was answered
@@ -86,12 +86,14 @@ class Seen:
     n_since: int = 0
     """Answers since the last try."""
 
-    def learn(self, slower: float, dearer: float, cost: float) -> None:
-        """From one more try."""
-        self.cost, self.n_since = cost, 0
-        self.n_tries = min(self.n_tries + 1, REMEMBERED)
-        self.slower += (slower - self.slower) / self.n_tries
-        self.dearer += (dearer - self.dearer) / self.n_tries
+    def learn(self, slower: float, dearer: float, cost: float, is_clear: bool = False) -> None:
+        """From one more try; a clear one is enough."""
+        # Whatever else made answers slow meanwhile, a way that is faster costs nothing.
+        self.cost, self.n_since = cost if slower > 0 else 0.0, 0
+        part = 1 / (min(self.n_tries, REMEMBERED - 1) + 1)
+        self.slower += (slower - self.slower) * part
+        self.dearer += (dearer - self.dearer) * part
+        self.n_tries = max(min(self.n_tries + 1, REMEMBERED), TRIES if is_clear else 0)
 
 
 @dataclass(slots=True)
@@ -127,7 +129,7 @@ class Standing:
 
         `slower_by`: what predictions said last; `n_answers`: how many a try takes.
         """
-        for way, seen in sorted(self.others.items(), key=lambda item: -item[1].n_since):
+        for way, seen in sorted(self.others.items(), key=lambda item: item[1].slower):
             cost = seen.cost if seen.n_tries >= TRIES else UNSURE * seen.cost
             if self.kept == PREDICTED or not seen.n_tries:
                 cost = max(cost, n_answers * slower_by.get(way, 0.0))
@@ -238,7 +240,10 @@ class Ways:
         if self._tried is not None and abs(after.load - before.load) <= SAME_LOAD:
             way, tried = self._tried
             standing.others[way].learn(
-                tried.slower_than(before, after), tried.dearer_than(before, after), tried.cost(before, after)
+                tried.slower_than(before, after),
+                tried.dearer_than(before, after),
+                tried.cost(before, after),
+                tried.is_full_as(before, after),
             )
             standing.time = (before.time + after.time) / 2
             standing.keep(next_way(standing.kept, standing.others))

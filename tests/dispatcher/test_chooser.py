@@ -215,8 +215,8 @@ def test_a_saturated_cpu_route_overflows_to_the_gpu() -> None:
     assert routes.share_of(GPU, first=n_before) >= 0.2
     assert routes.median_ns(first=n_before) < 600 * US
     n_before = len(routes.choices)
-    routes.poisson(2_000, 1_000, short, seed=3)
-    assert routes.share_of(CPU, first=n_before + 100) >= 0.9
+    routes.poisson(2_000, 3_000, short, seed=3)
+    assert routes.share_of(CPU, first=n_before + 1_000) >= 0.9
 
 
 def test_texts_that_the_gpu_does_not_answer_stay_away() -> None:

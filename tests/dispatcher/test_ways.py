@@ -61,7 +61,7 @@ def test_a_full_service_takes_the_way_that_answers_more() -> None:
     """Also when more is asked for than any way can answer."""
     service = Service(HOSTS["h200"])
     service.poisson(14_000, 3 * N_DOCUMENTS)
-    assert service.share_of(GPU, first=2 * N_DOCUMENTS) >= 0.85
+    assert service.share_of(GPU, first=2 * N_DOCUMENTS) >= 0.75
 
 
 def seen(slower: float, dearer: float = 1.0, n_tries: int = 4) -> Seen:
@@ -88,6 +88,22 @@ def seen(slower: float, dearer: float = 1.0, n_tries: int = 4) -> Seen:
 def test_the_way_to_keep(cpu: Seen, gpu: Seen, expected: str) -> None:
     """The fastest one, or among those that are as fast the one with the least host CPU; for noise nothing changes."""
     assert next_way(PREDICTED, {CPU: cpu, GPU: gpu}) == expected
+
+
+def test_tries_are_averaged() -> None:
+    """One more changes little when there were many; a clear one is enough to go by. What is faster costs nothing."""
+    tested = Seen()
+    tested.learn(math.log(2), 0.0, 50.0)
+    assert (tested.n_tries, tested.cost) == (1, 50.0)
+    tested.learn(math.log(0.5), 0.0, 50.0)
+    assert tested.slower == pytest.approx(0.0)
+    assert tested.cost == 0.0
+    for _ in range(20):
+        tested.learn(0.8, 0.4, 9.0)
+    assert tested.slower == pytest.approx(0.8, abs=0.1)
+    clear = Seen()
+    clear.learn(-0.5, 0.0, 0.0, is_clear=True)
+    assert next_way(PREDICTED, {CPU: clear, GPU: Seen()}) == CPU
 
 
 def test_all_others_are_compared_with_what_is_kept() -> None:
