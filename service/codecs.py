@@ -114,7 +114,8 @@ def read_utf8_json(body: bytes) -> Fields | None:
 
     None for a body that is better read in the usual way, or has to be: of ASCII only, or not valid.
     """
-    if body.isascii():
+    # Constants of Python's are JSON to this parser only.
+    if body.isascii() or b"NaN" in body or b"Infinity" in body:
         return None
     check_json(body)
     try:

@@ -83,10 +83,16 @@ class Encode:
         route = _route(fields, head)
         sent = text if is_batch else (text,)
         documents = _documents(sent, is_batch, may_be_late and self._registry.may_use_gpu(route))
-        hashes = self._hash_options(fields)
-        options = encode_options(tuple(fields.items()), self.count_only)
+        try:
+            hashes = self._hash_options(fields)
+            options = encode_options(tuple(fields.items()), self.count_only)
+            tokenizer = model.ready_tokenizer
+        except SidetokError:
+            # A text that is no UTF-8 is what is said first, early or late.
+            list(documents)
+            raise
         request = HashedRequest if hashes is not None else EncodeRequest
-        it = request(model.name, model.ready_tokenizer, documents, options, len(body), is_batch, route)
+        it = request(model.name, tokenizer, documents, options, len(body), is_batch, route)
         it.utf8 = None if any(isinstance(item, str) for item in sent) else sent
         it.lists_ids = not self.count_only and answer_codec(head) is JSON
         if isinstance(it, HashedRequest):

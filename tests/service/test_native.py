@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from dispatcher.late_texts import LateTexts
+from service.codecs import query_fields
 from service.endpoint import Answer
 from service.head import read_head
 from service.native import LATE_BYTES, Count, Decode, Encode, batch_body
@@ -159,6 +160,25 @@ def test_msgpack_text_may_be_bin(text: Any) -> None:
         [str(item, "utf-8") if isinstance(item, bytes) else item for item in text] if isinstance(text, list) else "abc"
     )
     assert read_encoded(MSGPACK, answer.body, None, isinstance(text, list)) == expected_of(words, {})
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_of_several_mistakes_the_same_is_told(codec: str) -> None:
+    """In a large body that a GPU might read as it came, too: what is no text, no JSON, and what no field takes."""
+    registry = FakeRegistry(a=FakeTokenizer())
+    registry.gpus = SimpleNamespace(any=True)  # type: ignore[assignment]
+    endpoint, long = Encode(registry), "é" * LATE_BYTES
+    queries = (b"unknown=1", b"max_tokens=x", b"return_block_hashes=x")
+    cases = [(long.encode() + b"\xff", query) for query in queries]
+    if codec == MSGPACK:
+        cases = [(msgpack.packb({"text": data, **dict(query_fields(query))}), b"") for data, query in cases]
+    elif codec == JSON:
+        constants = ("NaN", "-Infinity", '["é", NaN]')
+        cases = [(f'{{"text": "{long}", "{name}": {c}}}'.encode(), b"") for c in constants for name in ("x", "text")]
+    for body, query in cases:
+        answers = [ask(endpoint, body, query, content_type=codec, x_sidetok_route=route) for route in ("cpu", "auto")]
+        assert answers[0] == answers[1]
+        assert answers[0].status == 400
 
 
 @pytest.mark.parametrize("codec", [MSGPACK, OCTETS])
