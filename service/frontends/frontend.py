@@ -1,9 +1,4 @@
-"""One of several frontends: it serves what comes to sockets that it inherited, and hears from its keeper.
-
-    python -m service.frontends.frontend CHANNEL KEEPER
-
-CHANNEL is the descriptor of a socket (`service.frontends.messages`), KEEPER the process that must live.
-"""
+"""One of several frontends: it serves what comes to sockets that it inherited, and hears from its keeper."""
 
 from __future__ import annotations
 
@@ -14,15 +9,13 @@ import logging
 import os
 import signal
 import socket
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 from uuid import UUID, uuid5
 
 import uvicorn
 
-from dispatcher.gpu.child import end_with
 from gpu_core.errors import SidetokError
 from service.additions import Change
 from service.banner import show_banner
@@ -260,10 +253,10 @@ class FrontendServer(Server):
         asyncio.get_running_loop().call_later(SHOW_S, self._show)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Serve until the keeper says otherwise; the exit status."""
-    channel = _inherited(int(arguments[0]))
-    message = receive_now(channel) if end_with(int(arguments[1])) else None
+def keep_serving(channel_fd: int) -> int:
+    """Serve what the keeper says, until it says otherwise; the exit status. `channel_fd`: a socket, inherited."""
+    channel = _inherited(channel_fd)
+    message = receive_now(channel)
     if message is None:
         return 0
     frontend = Frontend(Setup.from_json(message[1]), channel)
@@ -275,7 +268,3 @@ def _inherited(fd: int) -> socket.socket:
     """A socket that was inherited under this number; engine processes do not inherit it."""
     os.set_inheritable(fd, False)
     return socket.socket(fileno=fd)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -70,7 +70,7 @@ def serve(
         changes=[],
     )
     try:
-        return asyncio.run(Keeper(setup, listeners, python_command("service.frontends.frontend")).run())
+        return asyncio.run(Keeper(setup, listeners, python_command("service.frontends.process")).run())
     finally:
         for listener in listeners:
             listener.remove_file()

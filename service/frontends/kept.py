@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 from dataclasses import dataclass, field
 
 from service.frontends.messages import Channel
@@ -60,8 +62,10 @@ class Kept:
 
     def kill(self) -> None:
         """End it at once."""
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
+        # Not by `Process.kill`, which takes notice of an end that asyncio waits for.
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, signal.SIGKILL)
 
     async def ended(self) -> int:
         """Wait for the end, and make sure of it; the exit status, negative for a signal."""

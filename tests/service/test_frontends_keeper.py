@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import time
@@ -12,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from dispatcher.gpu.child import python_command
 from dispatcher.gpu.options import GpuRouteOptions
 from dispatcher.options import DispatcherOptions
 from service.frontends.keeper import LOOK_S, Keeper
+from service.frontends.kept import Kept
 from service.frontends.messages import Setup
 from service.options import ServiceOptions
 from tests.fakes import LIMIT_S
@@ -268,3 +271,26 @@ def test_what_a_frontend_left_behind_is_reaped() -> None:
     """Where orphans come to the keeper they do not stay as zombies, and the ends of frontends are left to who waits."""
     done = subprocess.run([sys.executable, "-c", ORPHANS], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False 0\n"
+
+
+def test_a_frontend_without_its_keeper_ends() -> None:
+    """One whose keeper is gone, or another process, ends before it loads anything."""
+    command = [*python_command("service.frontends.process"), "-1", "1"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "dispatcher.gpu.child" in done.stderr
+    assert "uvicorn" not in done.stderr
+
+
+def test_the_end_of_a_frontend_is_seen_by_who_waits() -> None:
+    """Killing one that is dead already takes its exit status from nobody."""
+
+    async def test() -> None:
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", "import sys; sys.exit(3)")
+        channel: Any = None
+        one = Kept(1, False, process, channel)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        one.kill()
+        assert await one.ended() == 3
+
+    asyncio.run(test())
