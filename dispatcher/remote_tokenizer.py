@@ -38,6 +38,10 @@ class RemoteTokenizer(Tokenizer):
         results: list[EncodedDocument] = self.process.call("encode", [*documents], options)
         return results
 
+    def halves(self, document: str) -> tuple[str, str] | None:
+        """See `Tokenizer`: the process takes documents whole."""
+        return None
+
     def reference_encode(self, document: str, options: EncodeOptions) -> EncodedDocument:
         """See `Tokenizer`."""
         result: EncodedDocument = self.process.call("reference_encode", document, options)

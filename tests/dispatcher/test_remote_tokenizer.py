@@ -111,10 +111,16 @@ def test_everything_is_the_same(remote: RemoteTokenizer, tmp_path: Path) -> None
 
 
 def test_no_method_is_forgotten() -> None:
-    """What a tokenizer can do is done by the process, but for what needs its facts only."""
+    """What a tokenizer can do is done by the process, but for what needs its facts only and for documents in halves."""
     methods = {name for name, value in vars(Tokenizer).items() if callable(value) and not name.startswith("_")}
-    assert methods - {"finisher"} <= set(vars(RemoteTokenizer))
-    assert methods - {"finisher", "counters"} == METHODS
+    methods -= {"finisher", "half_ids", "joined"}
+    assert methods <= set(vars(RemoteTokenizer))
+    assert methods - {"counters", "halves"} == METHODS
+
+
+def test_documents_stay_whole(remote: RemoteTokenizer) -> None:
+    """However long: the process has one call for them."""
+    assert remote.halves("word " * 100_000) is None
 
 
 def test_normalizer(remote: RemoteTokenizer) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from typing import cast
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from dispatcher.gpu.reserved_text import ReservedText, lease_of, ordinary_text
 from dispatcher.group_call import EncodedGroup
@@ -27,7 +27,7 @@ def written(rig: Rig, text: bytes = TEXT) -> ReservedText:
     return reserved
 
 
-def submit(rig: Rig, text: NDArray[np.uint8]) -> None:
+def submit(rig: Rig, text: ReservedText) -> None:
     """A group of it."""
     group = rig.group(text.data)
     group.lease = lease_of(text)
@@ -100,11 +100,11 @@ def test_a_beginning_is_replayed_there_too() -> None:
     """What was received may be shorter than what was reserved; what is short shares a replay, from a copy."""
     rig = Rig(n_each=3)
     text = written(rig)
-    submit(rig, text[:300_000])
+    submit(rig, cast(ReservedText, text[:300_000]))
     rig.run()
     assert [launch[1] for launch in rig.engine.launches] == [300_000]
     again = written(rig)
-    submit(rig, again[:300])
+    submit(rig, cast(ReservedText, again[:300]))
     rig.run()
     assert [group.n_tokens for group in rig.done] == [[300_000], [300]]
     for group in rig.done:
@@ -115,9 +115,9 @@ def test_only_the_beginning_and_only_once() -> None:
     """Another part, another type, or a second group of it are copied as any text."""
     rig = Rig(n_each=3)
     text = written(rig)
-    assert lease_of(text[1:]) is None
-    assert lease_of(text[::2]) is None
-    assert lease_of(text.view(np.uint32)) is None
+    assert lease_of(cast(ReservedText, text[1:])) is None
+    assert lease_of(cast(ReservedText, text[::2])) is None
+    assert lease_of(cast(ReservedText, text.view(np.uint32))) is None
     assert lease_of(ordinary_text(10)) is None
     submit(rig, text)
     submit(rig, text)
