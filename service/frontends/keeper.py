@@ -150,7 +150,6 @@ class Keeper:
             say = log.error if status else log.info
             say("frontend ended", extra={"frontend": number, "status": status, "restart_s": round(delay_s, 3)})
             self._rounds.n_restarts += 1
-            reap_orphans(self._pids)
             waits = True
             await self._rest(delay_s)
         self._first.set()
@@ -284,6 +283,8 @@ class Keeper:
         """End frontends that hang: their clients wait for nothing, and others would be as good."""
         while True:
             await asyncio.sleep(self._look_s)
+            # What a frontend started ends a moment after it.
+            reap_orphans(self._pids)
             for kept in self._kept.values():
                 if kept.hangs(self._board.beats(kept.number)):
                     log.error("frontend hangs and is ended", extra={"frontend": kept.number})
