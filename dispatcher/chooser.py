@@ -75,8 +75,6 @@ class _Habit:
     """Decisions since the last exploration."""
     n_clear: int = 0
     """So many more decisions are the same, while all that follows holds."""
-    times: float = 1.0
-    """The other route was predicted to take so many times as long."""
     until_ns: int = 0
     n_documents: int = 0
     max_bytes: int = 0
@@ -111,7 +109,6 @@ class _Habit:
         """Keep a prediction, and for how much it holds; the other route takes so many times as long."""
         self.last = choice.route
         self.n_since += 1
-        self.times = times
         if times >= CLEAR_TIMES and choice.gpu == 0 and len(gpus) == 1:
             self.until_ns, self.max_waiting = now_ns + CLEAR_NS, gpus[0].waiting_bytes + CLEAR_BYTES
         elif times >= STAYS_TIMES and choice.gpu < 0 and cpu.is_first:
@@ -197,7 +194,7 @@ class RouteChooser:
             return None
         if not habit.goes_on(GPU, n_bytes, n_documents, load.waiting_bytes, now_ns):
             return None
-        if not self._is_predicted(GPU, habit.times, n_bytes, n_documents, now_ns):
+        if not self._is_predicted(n_bytes, n_documents, now_ns):
             return None
         self._counts[GPU, FASTER].add()
         return _SAME
@@ -207,7 +204,7 @@ class RouteChooser:
         habit = self._habits.get((model, kind, size_class(n_bytes // n_documents)))
         if habit is None or not habit.goes_on(CPU, n_bytes, n_documents, n_waiting, now_ns):
             return False
-        if not self._is_predicted(CPU, habit.times, n_bytes, n_documents, now_ns):
+        if not self._is_predicted(n_bytes, n_documents, now_ns):
             return False
         self._counts[CPU, FASTER].add()
         return True
@@ -220,14 +217,9 @@ class RouteChooser:
         habit = self._habits.get((model, kind, of_size))
         return self._habits.setdefault((model, kind, of_size), _Habit()) if habit is None else habit
 
-    def _is_predicted(self, route: str, times: float, n_bytes: int, n_documents: int, now_ns: int) -> bool:
-        """Whether such work is predicted now, which makes this one more prediction."""
-        if not is_short(n_bytes, n_documents):
-            return True
-        if self.ways.now(now_ns, n_documents) != PREDICTED:
-            return False
-        self.ways.spell.predicted(route, times)
-        return True
+    def _is_predicted(self, n_bytes: int, n_documents: int, now_ns: int) -> bool:
+        """Whether such work is predicted now."""
+        return not is_short(n_bytes, n_documents) or self.ways.now(now_ns, n_documents) == PREDICTED
 
 
 class _Look(NamedTuple):

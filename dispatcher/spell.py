@@ -63,10 +63,9 @@ class Spell:
         self.slower_by = {CPU: 0.0, GPU: 0.0}
         """By the route that was predicted to be faster: by which part of its time the other one is slower, in sum."""
 
-    def ask(self, n_documents: int, now_ns: int) -> None:
-        """A route is chosen for some documents."""
-        self.n_asked += n_documents
-        if not self.seen_from_ns and now_ns >= self.from_ns:
+    def note_start(self, now_ns: int) -> None:
+        """Somebody asks, for the first time since `from_ns` or before that."""
+        if now_ns >= self.from_ns:
             self.n_all_before, self.seen_from_ns = self.n_all[0], now_ns
 
     def answered(self, since_ns: int, now_ns: int) -> None:

@@ -173,9 +173,12 @@ class Ways:
     def now(self, now_ns: int, n_documents: int = 1) -> str:
         """The way of short work that comes now."""
         spell = self.spell
-        spell.ask(n_documents, now_ns)
-        may_be_over = now_ns >= spell.look_ns or (not self._load and spell.n_asked >= RESTS_DOCUMENTS)
-        if may_be_over and self._lock.acquire(blocking=False):
+        spell.n_asked += n_documents
+        if not spell.seen_from_ns:
+            spell.note_start(now_ns)
+        if now_ns < spell.look_ns and (self._load or spell.n_asked < RESTS_DOCUMENTS):
+            return spell.way
+        if self._lock.acquire(blocking=False):
             try:
                 if spell is self.spell:
                     self._look_at(spell, now_ns)

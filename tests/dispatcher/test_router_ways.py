@@ -28,7 +28,7 @@ class Always(Ways):
 
     def now(self, now_ns: int, n_documents: int = 1) -> str:
         """Always the same."""
-        self.spell.ask(n_documents, now_ns)
+        self.spell.n_asked += n_documents
         return self.spell.way
 
 

@@ -18,7 +18,9 @@ def spell(n_answers: int, took_ns: int, lasted_ns: int = SECOND, cpu_ns: int = S
     tested = Spell(CPU, SECOND, SECOND, 2 * SECOND)
     for number in range(n_answers):
         since_ns = SECOND + number * lasted_ns // n_answers
-        tested.ask(1, since_ns)
+        tested.n_asked += 1
+        if not tested.seen_from_ns:
+            tested.note_start(since_ns)
         tested.answered(since_ns, since_ns + took_ns)
     return tested.measure(SECOND + lasted_ns, cpu_ns, 1)
 
