@@ -57,8 +57,8 @@ UNSURE = 0.3
 """What fewer than `TRIES` of them cost counts as this part: it may have been bad luck."""
 FIRST_ANSWERS = 64
 """At least so many come before the first try, and twice as many before each one after it, ..."""
-KNOWN = 6
-"""... until a way is known from so many tries."""
+KNOWN = 8
+"""... until a way is known from so many tries: then one answer in 300 is of a try, and the 99th percentile of none."""
 REMEMBERED = 8
 """Tries that the mean is taken over, at most."""
 

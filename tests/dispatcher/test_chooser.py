@@ -40,14 +40,14 @@ def world(name: str) -> World:
 @pytest.mark.parametrize("name", ["usual", "slow gpu", "fast cpu", "slow cpu", "near"])
 @pytest.mark.parametrize("rate", [500, 5_000, 20_000])
 def test_never_much_slower_than_the_better_route(name: str, rate: float) -> None:
-    """At any load, the median latency is within 10 % of that of the better of the two routes, the mean within 15 %."""
+    """Median and mean latency are within 10 % of those of the better of the two routes alone, at any load."""
     by_policy = {}
     for policy in (CPU, GPU, "adaptive"):
         routes = TwoRoutes(world(name), policy)
         routes.poisson(rate, 4_500, log_uniform)
         by_policy[policy] = routes.median_ns(first=1_500), routes.mean_ns(first=1_500)
-    for at, times in ((0, 1.1), (1, 1.15)):
-        assert by_policy["adaptive"][at] <= times * min(by_policy[CPU][at], by_policy[GPU][at])
+    for at in (0, 1):
+        assert by_policy["adaptive"][at] <= 1.1 * min(by_policy[CPU][at], by_policy[GPU][at])
 
 
 def test_costs_without_a_fixed_part() -> None:
