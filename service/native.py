@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -187,7 +187,7 @@ def fail(head: Head, error: SidetokError) -> Answer:
 def _options(fields: tuple[tuple[str, Any], ...], types: tuple[type, ...], count_only: bool) -> EncodeOptions:
     """Checked options. `types` is part of the key because 1 == True would find the entry of the other."""
     values: Fields = dict(fields)
-    _refuse_unknown(values, _ENCODE_FIELDS)
+    _refuse_unknown(values, _ENCODE_FIELDS, frozenset() if count_only else HASH_FIELDS)
     known: Fields = {"count_only": count_only}
     for name, option in _BOOLEANS.items():
         value = values.get(name)
@@ -210,7 +210,7 @@ def encode_options(fields: tuple[tuple[str, Any], ...], count_only: bool) -> Enc
     try:
         return _options(fields, tuple(type(value) for _, value in fields), count_only)
     except TypeError:  # a list or an object where a plain value belongs
-        _refuse_unknown(dict(fields), _ENCODE_FIELDS)
+        _refuse_unknown(dict(fields), _ENCODE_FIELDS, frozenset() if count_only else HASH_FIELDS)
         name = next(name for name, value in fields if isinstance(value, list | dict))
         raise InvalidBody(f"`{name}` is a plain value.", name) from None
 
@@ -249,11 +249,16 @@ def _route(fields: Fields, head: Head) -> Route:
     return known
 
 
-def _refuse_unknown(fields: Fields, known: set[str]) -> None:
-    """A mistyped option would silently change the ids, so the native API refuses what it does not know."""
+def _refuse_unknown(fields: Fields, known: set[str], dependent: Set[str] = frozenset()) -> None:
+    """A mistyped option would silently change the ids, so the native API refuses what it does not know. `dependent`
+    fields are known, too, but the request lacks the one that they belong to.
+    """
     for name in fields:
+        if name in dependent:
+            raise InvalidBody(f"`{name}` means something only together with `return_block_hashes`.", "body")
         if name not in known:
-            raise InvalidBody(f"There is no such field here; known fields: {', '.join(sorted(known))}.", "body")
+            names = ", ".join(sorted(known | dependent))
+            raise InvalidBody(f"There is no such field here; known fields: {names}.", "body")
 
 
 def _columns(options: EncodeOptions) -> list[str]:

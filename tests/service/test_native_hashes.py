@@ -81,6 +81,15 @@ def test_refusals(fields: dict[str, Any], param: str) -> None:
     assert (answer.status, orjson.loads(answer.body)["error"]["param"]) == (400, param)
 
 
+def test_refusals_say_what_is_known() -> None:
+    """A field that does nothing alone names the one that it lacks; a mistyped one is told these names, too."""
+    alone = orjson.loads(encode({"text": "a", "block_size": 16}).body)["error"]["message"]
+    assert alone == "`block_size` means something only together with `return_block_hashes`."
+    mistyped = {"text": "a", "return_block_hash": True}
+    assert "return_block_hashes, " in orjson.loads(encode(mistyped).body)["error"]["message"]
+    assert "hash" not in orjson.loads(encode(mistyped, endpoint=Count(REGISTRY)).body)["error"]["message"]
+
+
 def test_counts_have_none() -> None:
     """A count has no ids to hash."""
     answer = encode({"text": "a", "return_block_hashes": True}, endpoint=Count(REGISTRY))
