@@ -44,7 +44,8 @@ class LoadOptions:
     messages: int = knob(1, "Messages that each request of `closed` is cut into, for APIs that have such.")
     think_time_s: float = knob(5.0, "Mean time between two calls of one session of `agent`.")
     tokenizer: str = knob(
-        "", "tokenizer.json of the model, for the check of ids. Empty = the embedded one if it is served."
+        "",
+        "tokenizer.json of the model, or a folder with it, for checking ids. Empty = the embedded one if it is served.",
     )
     check: int = knob(200, "Answers of each step whose ids are compared with the reference.")
     check_against: str = knob("", "Another server of the same API whose ids are right; instead of the reference.")

@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="sidetok-bench", description="Tokenizers side by side in one process: equality first, then time."
     )
     add = parser.add_argument
-    add("--tokenizer", action="append", default=[], metavar="[NAME=]FILE", help="tokenizer.json; repeatable. Default: the embedded one.")  # fmt: skip  # noqa: E501
+    add("--tokenizer", action="append", default=[], metavar="[NAME=]FILE", help="tokenizer.json, or a folder with one; repeatable. Default: the embedded one.")  # fmt: skip  # noqa: E501
     add("--text", default="", metavar="FOLDER", help="Folder of texts, as of sidetok-loadtest.")
     add("--corpora", default="", metavar="NAMES", help="Corpora by commas. Default: all.")
     add("--sizes", default=SIZES, help=f"Tokens of single documents. Default: {SIZES}.")
