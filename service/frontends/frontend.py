@@ -56,7 +56,7 @@ class Frontend:
         self.is_shut = asyncio.Event()
         """Nobody new can connect any more."""
         self._sock = sock
-        self._heard_state = asyncio.Event()
+        self._admitted = asyncio.Event()
         self.models: dict[str, list[Any]] = {}
         """State and error of models that came at run time, by id, in the worst of all frontends."""
         self._questions: dict[int, asyncio.Future[Any]] = {}
@@ -86,16 +86,15 @@ class Frontend:
         self._hearing = asyncio.ensure_future(self._hear())
 
     async def loaded(self) -> None:
-        """Tell that every model is ready or failed; ends when the state of all frontends is known."""
+        """Tell that every model is ready or failed; ends when the keeper lets this frontend serve."""
         early, self._early = self._early or [], None
         loads = [load for change in early if (load := self._change(*change)) is not None]
         if loads and self.setup.waits:
             await asyncio.wait(loads)
-        self._heard_state.clear()
         registry = self._service.registry
         ended = [model for model in registry.models() if model.state != "loading"]
         self._channel.send("loaded", [registry.ready, {model.id: model.files_digest for model in ended}])
-        await self._heard_state.wait()
+        await self._admitted.wait()
 
     async def exposition(self) -> bytes:
         """The metrics of the whole service. Raises `TimeoutError` when the keeper does not answer."""
@@ -130,7 +129,8 @@ class Frontend:
             kind, content = message
             if kind == "peers":
                 self.state = content
-                self._heard_state.set()
+            elif kind == "admitted":
+                self._admitted.set()
             elif kind == "models":
                 self.models = content
             elif kind == "change":

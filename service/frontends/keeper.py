@@ -228,6 +228,7 @@ class Keeper:
         kept.state, kept.ready_s = (READY if can_serve else FAILED), time.monotonic()
         self._tell_state()
         self._tell_models()
+        kept.channel.send("admitted")
         if self._state == READY and not self._was_ready:
             self._was_ready = True
             log.info("ready", extra={"addresses": self._addresses, "frontends": self._setup.n_frontends})
