@@ -8,6 +8,7 @@
 | `started` | frontend | none: its settings are sound |
 | `loaded` | frontend | whether it can serve; digests of the files of its models by id, empty for what failed |
 | `peers` | keeper | state of all frontends that accept: `loading`, `ready`, `failed` |
+| `admitted` | keeper | none: it may serve |
 | `banner` | keeper | none: show it |
 | `report` | both | the number of a round; then that and the families, 0 being a report that nobody asked for |
 | `change` | frontend | the number of a question and a change that it wants |
