@@ -162,10 +162,13 @@ if number == 2 and not setup["waits"]:
 def test_one_with_other_files_serves_nobody(tmp_path: Path, other: str) -> None:
     """A frontend that read, or could not read, what others read before comes again until it is as they are."""
     program = """
+import time
 lives = open(diary.name).read().count(f"{number} begins")
 digest = "same" if number == 1 or lives != 2 else "OTHER"
 note(f"loads {digest}.")
 say("started")
+while number == 2 and "1 admitted" not in open(diary.name).read():
+    time.sleep(0.01)
 say("loaded", [True, {"1": digest, "2": digest * (number == 2)}])
 if number == 2 and lives == 1:
     while receive_now(sock) != ("peers", "ready"):
