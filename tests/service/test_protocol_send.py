@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import random
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
 
 import pytest
 
-from tests.fakes import LIMIT_S, FakeTokenizer
+from tests.fakes import LIMIT_S, FakeTokenizer, Gate
 from tests.service_fakes import eventually
 from tests.wire import Line, Wire, ids, on_wire, request
 
@@ -57,6 +58,19 @@ async def queue_up() -> None:
     await asyncio.sleep(0)
 
 
+def while_held(test: Callable[[Wire, Gate], Coroutine[Any, Any, None]]) -> None:
+    """On a wire where the text "hold" is encoded once its gate is open."""
+    tokenizer = FakeTokenizer()
+    gate = tokenizer.gate("hold")
+    on_wire(lambda wire: test(wire, gate), tokenizer=tokenizer)
+
+
+async def hold(peer: Peer, gate: Gate) -> None:
+    """Have a worker at a request that is not answered yet."""
+    peer.line.send(request("hold"))
+    await eventually(gate.entered.is_set)
+
+
 def body_of(answer: bytes) -> bytes:
     """The body of one whole answer."""
     head, body = answer.split(b"\r\n\r\n")
@@ -99,13 +113,10 @@ def test_the_sweep_counts_what_was_answered() -> None:
 
 def test_beside_another_request_the_loop_answers() -> None:
     """Who finds somebody else in flight is answered by the loop, and so is who closes the connection."""
-    tokenizer = FakeTokenizer()
-    gate = tokenizer.gate("hold")
 
-    async def test(wire: Wire) -> None:
+    async def test(wire: Wire, gate: Gate) -> None:
         async with connected(wire) as first, connected(wire) as second:
-            first.line.send(request("hold"))
-            await eventually(gate.entered.is_set)
+            await hold(first, gate)
             second.line.send(request("beside"))
             assert (await second.line.wait())[0].ids == ids("beside")
             gate.open()
@@ -115,19 +126,16 @@ def test_beside_another_request_the_loop_answers() -> None:
             assert second.line.transport.closed
             assert (first.written, second.received()) == (b"", b"")
 
-    on_wire(test, tokenizer=tokenizer)
+    while_held(test)
 
 
 @pytest.mark.parametrize("behind", [request("behind"), b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"])
 def test_a_request_behind_one_in_flight(behind: bytes) -> None:
     """Who is pipelined behind a request takes the right to answer it from its worker: the loop has to know the end."""
-    tokenizer = FakeTokenizer()
-    gate = tokenizer.gate("hold")
 
-    async def test(wire: Wire) -> None:
+    async def test(wire: Wire, gate: Gate) -> None:
         async with connected(wire) as peer:
-            peer.line.send(request("hold"))
-            await eventually(gate.entered.is_set)
+            await hold(peer, gate)
             peer.line.send(behind)
             gate.open()
             first, second = await peer.line.wait(2)
@@ -135,43 +143,37 @@ def test_a_request_behind_one_in_flight(behind: bytes) -> None:
             assert second.status == 200
             assert peer.received() == b""
 
-    on_wire(test, tokenizer=tokenizer)
+    while_held(test)
 
 
 def test_nothing_is_sent_behind_nonsense() -> None:
     """When the client sends what is no request, that is what it is told, and no worker comes in between."""
-    tokenizer = FakeTokenizer()
-    gate = tokenizer.gate("hold")
 
-    async def test(wire: Wire) -> None:
+    async def test(wire: Wire, gate: Gate) -> None:
         async with connected(wire) as peer:
-            peer.line.send(request("hold"))
-            await eventually(gate.entered.is_set)
+            await hold(peer, gate)
             peer.line.send(b"\x00nonsense\r\n\r\n")
             gate.open()
             await eventually(lambda: wire.it.admission.n_requests == 0)
             assert [answer.status for answer in peer.line.responses()] == [400]
             assert peer.received() == b""
 
-    on_wire(test, tokenizer=tokenizer)
+    while_held(test)
 
 
 def test_while_the_service_drains_the_loop_answers() -> None:
     """Answers close their connections then, which is for the loop to do."""
-    tokenizer = FakeTokenizer()
-    gate = tokenizer.gate("hold")
 
-    async def test(wire: Wire) -> None:
+    async def test(wire: Wire, gate: Gate) -> None:
         async with connected(wire) as peer:
-            peer.line.send(request("hold"))
-            await eventually(gate.entered.is_set)
+            await hold(peer, gate)
             wire.it.service.drain()
             gate.open()
             (answer,) = await peer.line.wait()
             assert answer.headers["connection"] == "close"
             assert peer.line.transport.closed
 
-    on_wire(test, tokenizer=tokenizer)
+    while_held(test)
 
 
 def test_a_drain_behind_an_answer_closes_the_connection() -> None:
@@ -191,25 +193,22 @@ def test_a_drain_behind_an_answer_closes_the_connection() -> None:
 
 def test_a_client_that_is_lost() -> None:
     """Behind its answer it is a request that went well; before, it is cancelled, and nothing is sent."""
-    tokenizer = FakeTokenizer()
-    gate = tokenizer.gate("hold")
 
-    async def test(wire: Wire) -> None:
+    async def test(wire: Wire, gate: Gate) -> None:
         async with connected(wire) as peer:
             peer.line.send(request())
             await queue_up()
             body_of(peer.wait())
         assert wire.it.requests() == {("fake", "ok"): 1}
         async with connected(wire) as peer:
-            peer.line.send(request("hold"))
-            await eventually(gate.entered.is_set)
+            await hold(peer, gate)
             peer.line.lose()
             gate.open()
             await eventually(lambda: wire.it.admission.n_requests == 0)
             assert (peer.received(), peer.written) == (b"", b"")
         assert wire.it.requests() == {("fake", "ok"): 1, ("", "cancelled"): 1}
 
-    on_wire(test, tokenizer=tokenizer)
+    while_held(test)
 
 
 def test_who_says_that_no_more_comes_gets_the_whole_answer() -> None:
