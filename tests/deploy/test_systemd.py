@@ -16,7 +16,7 @@ import pytest
 
 from service.settings import parse_serve
 from tests.deploy.conftest import DEPLOY, run, tool
-from tests.end_to_end.harness import LIMIT_S, MAIN, ServiceProcess, Wire, encode
+from tests.end_to_end.harness import LIMIT_S, MAIN, ServiceProcess, Wire, encode, eventually
 
 FOLDER = DEPLOY / "systemd"
 HAND_OVER = """
@@ -130,23 +130,27 @@ def test_an_upgrade_refuses_nobody(sockets: Sockets, folder: Path, home: Path, f
             statuses[uds].append(wire.ask(encode("Hello")).status)
             wire.close()
 
-    clients = [threading.Thread(target=ask, args=(uds,)) for uds in (False, True)]
+    clients = [threading.Thread(target=ask, args=(uds,), daemon=True) for uds in (False, True)]
     flags = (model, f"--frontends={frontends}")
     first = sockets.start(folder, *flags, cache_dir=home / "cache").wait_ready()
     assert first.port == sockets.tcp.getsockname()[1]
     for client in clients:
         client.start()
+    eventually(lambda: all(statuses.values()))
     first.signal()
     assert first.wait_exit() == 0
     waiting = sockets.connect(uds=True)
     second = sockets.start(folder, *flags, cache_dir=home / "cache").wait_ready()
     assert waiting.ask(encode("Hello")).status == 200
+    n_before = {uds: len(found) for uds, found in statuses.items()}
+    # One of each was perhaps sent before.
+    eventually(lambda: all(len(found) > n_before[uds] + 1 for uds, found in statuses.items()))
     enough.set()
     for client in clients:
         client.join(LIMIT_S)
     second.signal()
     assert second.wait_exit() == 0
-    assert all(len(found) > 2 and set(found) == {200} for found in statuses.values()), statuses
+    assert all(set(found) == {200} for found in statuses.values()), statuses
     assert sockets.path.is_socket()
 
 
