@@ -19,6 +19,9 @@ from loadtest.pool import open_pool
 from loadtest.target import Target
 from loadtest.wire import HttpWire
 
+PREPARED_BYTES = 256 << 20
+"""Requests that are made before the start, by all processes together."""
+
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
@@ -63,6 +66,7 @@ def serve(assignment: Assignment, pipe: Pipe) -> None:
         timeout_s=options.timeout_s,
         probe=options.probe,
     )
+    client.prepare(PREPARED_BYTES // options.clients)
     # Everything made so far stays; looking through it again and again would stop the client for milliseconds.
     gc.collect()
     gc.freeze()

@@ -140,6 +140,22 @@ def test_the_next_request_is_made_while_its_connection_is_busy(pool: Pool) -> No
     ]
 
 
+@pytest.mark.parametrize(("n_bytes", "n_made"), [(0, 0), (1, 1), (500, 3), (1 << 30, N)])
+def test_requests_that_are_made_before_the_start(n_bytes: int, n_made: int, pool: Pool) -> None:
+    """The first ones, up to some bytes; each request is made once, and its answer is that of its text."""
+    plan, api = planned(pool, gap_ms=0.0, n_bytes=100), WatchedOctets()
+    with faking(right) as server:
+        target = target_of(server)
+        client = Client(plan, pool, target, HttpWire(target.authority), api, connections=2, timeout_s=30.0)
+        client.prepare(n_bytes)
+        assert api.n_made == n_made
+        record = client.run(time.monotonic_ns())
+    assert api.n_made == N
+    assert record.outcome.tolist() == [200] * N
+    for row, answer in record.answers.items():
+        assert api.ids(0, answer)[0].tolist() == list(pool.text(*plan.documents(row)[0]))
+
+
 def test_no_request_waits_inside_the_client(pool: Pool, tmp_path: Path) -> None:
     """The next one is not made while a part of one is still to be sent: that would count as the server's time."""
     plan, target = planned(pool, n=3, gap_ms=0, n_bytes=2_000_000), parse_target(f"unix:{tmp_path / 's'}")

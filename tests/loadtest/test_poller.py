@@ -50,6 +50,9 @@ def test_the_end_of_a_wait(pipe: tuple[int, int]) -> None:
     spun_ns = poller.spun_ns
     assert poller.wait(SPIN_NS + 1_000_000) == []
     assert poller.spun_ns == spun_ns
+    begin = time.monotonic_ns()
+    assert poller.wait(SPIN_NS + 7_300_000) == []
+    assert time.monotonic_ns() - begin >= 7_300_000
 
 
 def test_a_wait_is_ended(pipe: tuple[int, int]) -> None:
