@@ -152,12 +152,20 @@ class FakeLoop:
 
     def __init__(self) -> None:
         self._callbacks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self.n_wakes = 0
+        self._lock = threading.Lock()
+        self._n_wakes = 0
+
+    @property
+    def n_wakes(self) -> int:
+        """How often it was woken; the callback of each wake-up that counts is scheduled."""
+        with self._lock:
+            return self._n_wakes
 
     def wake(self, callback: Callable[[], None]) -> None:
         """Schedule a callback, from any thread."""
-        self.n_wakes += 1
-        self._callbacks.put(callback)
+        with self._lock:
+            self._n_wakes += 1
+            self._callbacks.put(callback)
 
     def run_ready(self) -> None:
         """Run what is scheduled by now."""

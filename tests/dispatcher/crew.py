@@ -88,6 +88,16 @@ class Crew:
         """How many workers sleep."""
         return sum(hand.parked for hand in self.hands)
 
+    def settle(self, hands: list[Hand]) -> None:
+        """Wait until each of these workers sleeps or has a round, all of them at one moment."""
+
+        def settled() -> bool:
+            # A worker that takes a round wakes the next one in the same step, so that nobody is between the two.
+            with self.queue._lock:
+                return all(hand.parked or hand.has_round for hand in hands)
+
+        until(settled)
+
     def woken(self) -> Hand:
         """The one worker that has a round which the test has not looked at."""
         until(lambda: any(hand.has_round for hand in self.hands))

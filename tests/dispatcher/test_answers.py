@@ -70,7 +70,7 @@ def test_who_is_answered_is_not_too_late(lone: Rig) -> None:
     client = Client(lone)
     client.may_go_on.clear()
     job = client.ask("ab")
-    until(lambda: job.answered_ns > 0)
+    until(lambda: lone.dispatcher.has_news)
     job.deadline_ns = 1
     for _ in range(2):
         lone.dispatcher.sweep()
@@ -87,8 +87,8 @@ def test_who_is_answered_finds_the_slot_free(lone: Rig) -> None:
     """A client with its answer in its hands is not refused for what it held; and that is given back once."""
     client, admission = Client(lone), lone.dispatcher.admission
     client.may_go_on.clear()
-    job = client.ask("ab")
-    until(lambda: job.answered_ns > 0)
+    client.ask("ab")
+    until(lambda: lone.dispatcher.has_news)
     assert admission.n_requests == 1
     lone.dispatcher.deliver()
     assert (admission.n_requests, admission.n_bytes, lone.dispatcher.n_in_flight) == (0, 0, 0)
@@ -150,8 +150,8 @@ def test_who_sends_a_long_answer_is_about_to_be_free(lone: Rig) -> None:
     """The queue takes the worker to be at its long job no more, once, before the client can be back."""
     client = Client(lone)
     client.may_go_on.clear()
-    job = client.ask("ab", body_bytes=LONG)
-    until(lambda: job.answered_ns > 0)
+    client.ask("ab", body_bytes=LONG)
+    until(lambda: lone.dispatcher.has_news)
     assert (lone.dispatcher._queue._n_long, lone.dispatcher.n_huge_finished) == (0, 1)
     client.may_go_on.set()
     until(lambda: bool(lone.dispatcher._done))

@@ -16,6 +16,7 @@ from dispatcher.errors import DeadlineExceeded, EngineFault, InvalidText, TooBus
 from dispatcher.job import Job
 from dispatcher.request import EncodeOptions
 from gpu_core.errors import SidetokError
+from tests.dispatcher.crew import until
 from tests.fakes import DecodeJob, FakeJob, FakeTokenizer, Gate, Panic, PanicException, submit
 from tests.rig import LONG, Rig, ids
 
@@ -35,8 +36,7 @@ def test_a_job_is_answered(rig: Rig) -> None:
 def test_on_done_runs_on_the_loop_and_work_off_it(rig: Rig) -> None:
     """`read` and encoding run on workers; nothing is told before the loop turns."""
     job = rig.submit("abc")
-    while rig.loop.n_wakes == 0:
-        threading.Event().wait(0.0005)
+    until(lambda: rig.loop.n_wakes > 0)
     assert not job.ended
     assert threading.get_ident() not in {*job.read_threads, *rig.tokenizer.threads}
     rig.loop.run_ready()
@@ -246,37 +246,52 @@ def test_work_is_counted(lone: Rig) -> None:
     assert {key.route for key in tally.work} == {"cpu"}
 
 
-def spin(seconds: float) -> Callable[..., None]:
-    """Something that uses this much CPU."""
-
-    def work(*_: object) -> None:
-        end_s = time.thread_time() + seconds
-        while time.thread_time() < end_s:
-            pass
-
-    return work
+def spin(seconds: float) -> int:
+    """Use this much CPU on the calling thread; how much it was, in ns."""
+    start_ns = time.thread_time_ns()
+    while (spun_ns := time.thread_time_ns() - start_ns) < seconds * 1e9:
+        pass
+    return spun_ns
 
 
 def test_cpu_time_is_counted_by_stage(lone: Rig) -> None:
-    """CPU of reading, encoding and writing goes to its own part, and a failed job's CPU is not lost."""
-    job = lone.submit("x", body_bytes=LONG)
-    lone.finish(job)
-    busy = FakeJob(lone.tokenizer, "y", slot=lone.dispatcher.admission.admit(LONG))
-    read, write = busy.read, busy.write
-    busy.read = lambda: (spin(0.03)(), read())[1]
-    busy.write = lambda request, result: (spin(0.02)(), write(request, result))[1]
-    failing = FakeJob(lone.tokenizer, "z", slot=lone.dispatcher.admission.admit(LONG))
+    """CPU of reading and writing goes to its own part, nothing is counted twice, and a failed job's CPU is not lost."""
+    spun_ns: dict[str, int] = {}
+    clock_ns: list[int] = []
     nothing: dict[str, Any] = {}
-    failing.read = lambda: (spin(0.04)(), nothing["no such request"])[1]
-    lone.dispatcher.submit(busy)
-    lone.dispatcher.submit(failing)
-    lone.finish(busy, failing)
+
+    def job(model: str) -> FakeJob:
+        return FakeJob(lone.tokenizer, "x", slot=lone.dispatcher.admission.admit(LONG), model=model)
+
+    def clocked(stage: Callable[..., Any]) -> Callable[..., Any]:
+        """The same, and what the worker has used when it ends."""
+
+        def run(*arguments: Any) -> Any:
+            result = stage(*arguments)
+            clock_ns.append(time.thread_time_ns())
+            return result
+
+        return run
+
+    before, busy, failing, after = map(job, ("before", "busy", "failing", "after"))
+    before.write, after.read = clocked(before.write), clocked(after.read)
+    read, write = busy.read, busy.write
+    busy.read = lambda: (spun_ns.update(read=spin(0.03)), read())[1]
+    busy.write = lambda request, result: (spun_ns.update(write=spin(0.02)), write(request, result))[1]
+    failing.read = lambda: (spun_ns.update(failed=spin(0.04)), nothing["no such request"])[1]
+    for one in (before, busy, failing, after):
+        lone.dispatcher.submit(one)
+    lone.finish(before, busy, failing, after)
     lone.dispatcher.close()
     work = {key.model: row for key, row in lone.dispatcher.snapshot().work.items()}
-    assert 0.03e9 <= work["fake"].decode_body_cpu_ns < 0.05e9
-    assert 0.02e9 <= work["fake"].write_answer_cpu_ns < 0.04e9
-    assert work["fake"].encode_cpu_ns < 0.02e9
-    assert 0.04e9 <= work[""].decode_body_cpu_ns < 0.06e9
+    assert work["busy"].decode_body_cpu_ns >= spun_ns["read"]
+    assert work["busy"].write_answer_cpu_ns >= spun_ns["write"]
+    assert work[""].decode_body_cpu_ns >= spun_ns["failed"]
+    counted_ns = sum(
+        row.decode_body_cpu_ns + row.submit_cpu_ns + row.encode_cpu_ns + row.write_answer_cpu_ns
+        for row in (work["busy"], work[""])
+    )
+    assert counted_ns <= clock_ns[1] - clock_ns[0]
 
 
 def test_close_finishes_what_is_queued() -> None:

@@ -68,8 +68,9 @@ def test_a_job_is_answered_by_the_gpu(rig: GpuRig) -> None:
     assert {job.route for job in jobs} == {"gpu"}
     row = rig.dispatcher.snapshot().work[WorkKey("fake", "gpu")]
     assert (row.n_documents, row.n_tokens, row.n_bytes) == (5, 8, 8)
-    assert row.submit_cpu_ns > 0
     assert row.write_answer_cpu_ns > 0
+    # A worker counts what it handed over when it is done with its round, which may be after the answer.
+    until(rig, lambda: rig.dispatcher.snapshot().work[WorkKey("fake", "gpu")].submit_cpu_ns > 0)
     rig.settle()
 
 

@@ -204,8 +204,7 @@ def test_nobody_sleeps_beside_work() -> None:
             hand = rng.choice(list(busy))
             crew.queue.finished(busy.pop(hand), 1_000)
             hand.ask()
-        idle = [hand for hand in crew.hands if hand not in busy]
-        until(lambda idle=idle: all(hand.parked or hand.has_round for hand in idle))  # type: ignore[misc]
+        crew.settle([hand for hand in crew.hands if hand not in busy])
         busy |= {hand: hand.round() for hand in crew.hands if hand.has_round}
         if crew.queue._jobs and all(jobs[0].is_long for jobs in busy.values()):
             assert crew.n_parked == 0
