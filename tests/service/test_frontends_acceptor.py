@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import socket
 from collections.abc import AsyncIterator
 from functools import partial
@@ -13,6 +14,7 @@ import pytest
 
 from service.frontends.acceptor import PATIENCE_S, Acceptor
 from service.frontends.board import ABSENT, Board
+from tests.fakes import LIMIT_S
 from tests.service_fakes import eventually
 
 
@@ -99,6 +101,8 @@ def test_everybody_gets_as_many() -> None:
             for n in range(1, 13):
                 it.connect()
                 await eventually(partial(_sums_up, it, n))
+                # Who let another one go first looks again in a moment, and takes what there is then, out of turn.
+                await asyncio.sleep(2 * PATIENCE_S)
             assert it.n_open == [4, 4, 4]
 
     asyncio.run(test())
@@ -162,8 +166,9 @@ def test_the_board_follows() -> None:
     asyncio.run(test())
 
 
-def test_a_hurry() -> None:
-    """In a drain everything is taken, whoever has fewer."""
+def test_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a drain everything is taken, whoever has fewer: nobody is waited for."""
+    monkeypatch.setattr("service.frontends.acceptor.PATIENCE_S", 10 * LIMIT_S)
 
     async def test() -> None:
         async with rig(2) as it:
@@ -172,8 +177,7 @@ def test_a_hurry() -> None:
             it.acceptors[0].hurry()
             for _ in range(10):
                 it.connect()
-            await _turns(3)
-            assert it.n_open[0] == 10
+            await eventually(lambda: it.n_open[0] == 10)
 
     asyncio.run(test())
 
@@ -192,6 +196,7 @@ def test_after_the_end_nothing_is_accepted() -> None:
             it.connect()
             await _turns(3)
             assert it.n_open == [0, 1]
+            assert select.select([it.listener], [], [], LIMIT_S)[0]
             it.listener.accept()[0].close()
             assert not it.board.has_less(100, 100)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import orjson
 import pytest
 from tokenizers import Tokenizer
 
+from dispatcher import model_process
 from dispatcher.embedded import embedded_tokenizer_json
 from dispatcher.gpu.options import GpuRouteOptions
 from dispatcher.gpus import Gpus
@@ -156,21 +158,30 @@ def test_a_load_holds_up_nobody(tmp_path: Path) -> None:
     with_admin(registry, test)
 
 
-def test_a_load_can_be_given_up(tmp_path: Path) -> None:
+class Stop:
+    """An option that stops the process that reads it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return signal.raise_signal, (int(signal.SIGSTOP),)
+
+
+def test_a_load_can_be_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """DELETE ends a load that goes on, and one that has not begun; the name is free at once; no process is left."""
-    path = tmp_path / "large.json"
-    path.write_bytes(embedded_tokenizer_json())
+    # Nobody sees that the process stands still, so its load goes on until it is given up.
+    monkeypatch.setattr(model_process, "LOOK_S", 2 * LIMIT_S)
 
     async def test(it: Running) -> None:
-        registry = it.service.registry
-        await ask(it, "POST", "", {"name": "begun", "source": str(path)})
-        begun = registry.models()[-1]
-        await eventually(lambda: begun.process is not None and begun.process.is_running)
-        await ask(it, "POST", "", {"name": "waiting", "source": str(path)})
+        registry, source = it.service.registry, str(tmp_path / "m")
+        with monkeypatch.context() as patch:
+            patch.setattr(registry, "_cache_dir", Stop())
+            await ask(it, "POST", "", {"name": "begun", "source": source})
+            begun = registry.models()[-1]
+            await eventually(lambda: begun.process is not None and begun.process.is_running)
+        await ask(it, "POST", "", {"name": "waiting", "source": source})
         waiting, process = registry.models()[-1], begun.process
         assert [(await ask(it, "DELETE", f"/{name}"))[0] for name in ("waiting", "begun")] == [200, 200]
         assert (begun.state, waiting.state) == ("loading", "loading")
-        await ask(it, "POST", "", {"name": "begun", "source": str(tmp_path / "m")})
+        await ask(it, "POST", "", {"name": "begun", "source": source})
         await eventually(lambda: registry.models()[-1].state == "ready")
         assert (begun.state, begun.tokenizer, begun.process) == ("failed", None, None)
         assert waiting.state == "loading"
