@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import random
 import resource
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -155,15 +157,33 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def open_files() -> list[str]:
-    """What this process has open, without what every look opens itself."""
-    found = []
+@dataclass(frozen=True)
+class Holdings:
+    """What this process has at one moment."""
+
+    files: Counter[tuple[str, int]]
+    """Descriptors of each open file, by its name and inode."""
+    threads: frozenset[threading.Thread]
+
+
+def holdings() -> Holdings:
+    """Of now, without what every look opens itself."""
+    found: Counter[tuple[str, int]] = Counter()
     for entry in os.listdir("/proc/self/fd"):
         try:
-            found.append(os.readlink(f"/proc/self/fd/{entry}"))
+            name, inode = os.readlink(f"/proc/self/fd/{entry}"), os.fstat(int(entry)).st_ino
         except OSError:
             continue
-    return sorted(name for name in found if not name.startswith("/proc/"))
+        if not name.startswith("/proc/"):
+            found[name, inode] += 1
+    return Holdings(found, frozenset(threading.enumerate()))
+
+
+def added(before: Holdings) -> list[str]:
+    """Open files and threads that were not there before. What was may go: other tests have left it."""
+    now = holdings()
+    files = [name for name, _inode in (now.files - before.files).elements()]
+    return sorted([*files, *(thread.name for thread in now.threads - before.threads)])
 
 
 @contextmanager

@@ -113,6 +113,9 @@ class TableBuilders:
         command = [*python_command(MODULE), str(fd), str(self._cache_dir or ""), str(os.getpid())]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(fd,))
         self._processes.add(process)
+        if self._closed:
+            # `close` may have ended all others before this one was there.
+            process.kill()
         try:
             said, _nothing = process.communicate(data, LIMIT_S)
         except subprocess.TimeoutExpired:

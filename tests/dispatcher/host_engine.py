@@ -47,9 +47,11 @@ class HostEngine:
     crash_while: str = ""
     """The process dies at its start while this file exists."""
     hang_while: str = ""
-    """While this file exists, the process hangs where the file says: `start` or `load`."""
+    """While this file exists, the process hangs where the file says: `start` or `load`. It makes `hung` beside it."""
     slow_s: float = 0.0
-    """How long a tokenizer takes to be set up."""
+    """How long a tokenizer takes to be set up, ..."""
+    slow_while: str = ""
+    """... and as long as this file exists."""
     n_gpus: int = 1
     quick_check: bool = False
     """Documents that NFC may change need the CPU, and what is said to be in normal form is not normalized."""
@@ -72,11 +74,14 @@ class HostEngine:
     def _hang(self, where: str) -> None:
         """Forever, holding the interpreter's lock as a hung driver call may, if the file says so."""
         if self.hang_while and Path(self.hang_while).exists() and Path(self.hang_while).read_text() == where:
+            Path(self.hang_while).with_name("hung").touch()
             ctypes.PyDLL(None).pause()
 
     def _device(self, key: str, tables: Tables) -> HostDevice:
         self._hang("load")
         time.sleep(self.slow_s)
+        while self.slow_while and Path(self.slow_while).exists():
+            time.sleep(0.01)
         text = Path(self.files[key]).read_text()
         encode = reference_pairs(text)
         return HungDevice(

@@ -8,8 +8,8 @@ import logging
 import os
 import queue
 import signal
-import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,19 @@ import pytest
 from dispatcher.gpu import supervisor as supervisor_module
 from dispatcher.gpu import table_builder
 from dispatcher.gpu.link import EngineLost
+from dispatcher.gpu.messages import Progress, Report
 from dispatcher.gpu.options import GpuRouteOptions
 from dispatcher.gpu.process_link import ProcessLink
 from dispatcher.gpu.supervisor import EngineStatus, Supervisor
 from tests.engine_rig import (
     LIMIT_S,
+    added,
     completions,
     engine_command,
+    holdings,
     is_alive,
     launch,
     model,
-    open_files,
     until,
     wrong_documents,
 )
@@ -39,6 +41,8 @@ FAST: dict[str, Any] = {
     "gpu_contexts": 1,
     "gpu_restart_min_s": 0.01,
     "gpu_restart_max_s": 0.05,
+    # A host that has other things to do is no fault of an engine.
+    "gpu_watchdog_s": LIMIT_S,
 }
 
 
@@ -67,6 +71,24 @@ class Watched:
         """Of the only engine."""
         (status,) = self.supervisor.statuses()
         return status
+
+    def limit_replays(self, watchdog_s: float) -> None:
+        """Let the watchdog end replays that take longer, from now on."""
+        self.supervisor._options = replace(self.supervisor._options, gpu_watchdog_s=watchdog_s)
+        self.supervisor._wake()
+
+    def pass_over_silence(self, link: ProcessLink) -> None:
+        """Let an engine that will say nothing more seem to have been silent for long, until that is noticed."""
+
+        def noticed() -> bool:
+            # More than once: what it said at last may be read in between.
+            link._heard_s -= supervisor_module.START_LIMIT_S
+            for sent in list(link._models.values()):
+                sent.sent_s -= supervisor_module.START_LIMIT_S
+            self.supervisor._wake()
+            return "made no progress" in self.status().reason
+
+        until(noticed)
 
 
 @pytest.fixture
@@ -138,13 +160,15 @@ def test_a_killed_engine_comes_back(watch: Any) -> None:
 def test_the_watchdog_ends_hung_replays(watch: Any, caplog: pytest.LogCaptureFixture) -> None:
     """A replay that is not finished in time is the end of its engine, and the next one works."""
     caplog.set_level(logging.INFO, "sidetok.gpu")
-    watched = watch("byte_bpe", options={"gpu_watchdog_s": 0.1}, hang_after=1)
+    watched = watch("byte_bpe", hang_after=1)
     link = watched.next_link("byte_bpe")
     assert answers(link, "byte_bpe")
     launch(link, link.slots(model().key)[0], [b"one"])
+    watched.limit_replays(0.1)
     with pytest.raises(EngineLost, match=r"within 0\.1 seconds"):
         link.wait(LIMIT_S)
     assert watched.lost.get(timeout=LIMIT_S)[2] == "a replay was not finished within 0.1 seconds"
+    watched.limit_replays(LIMIT_S)
     assert answers(watched.next_link("byte_bpe"), "byte_bpe")
     assert any("next start in" in record.getMessage() for record in caplog.records)
 
@@ -282,28 +306,24 @@ def test_no_gpus(watch: Any, monkeypatch: pytest.MonkeyPatch, gpus: str, reason:
 
 def test_closed_without_a_start(tmp_path: Path) -> None:
     """A supervisor that was never started leaves nothing behind either."""
-    gc.collect()
-    before = open_files()
+    before = holdings()
     watched = Watched(tmp_path, {}, {}, ("byte_bpe",))
     watched.supervisor.close()
     watched.supervisor.close()
-    assert open_files() == before
+    assert added(before) == []
 
 
 def test_nothing_is_left_behind(watch: Any) -> None:
     """After `close` no process, thread, descriptor or memory is left, also in the middle of a start."""
-    gc.collect()
-    before = open_files(), threading.active_count()
+    before = holdings()
     for waits in (True, False):
         watched = watch("byte_bpe", "split_bpe")
-        pids = []
-        if waits:
-            pids = [watched.next_link("byte_bpe", "split_bpe").pid]
+        pids = [watched.next_link("byte_bpe", "split_bpe").pid] if waits else []
         watched.supervisor.close()
         assert not any(map(is_alive, pids))
         del watched.ready, watched.lost
         gc.collect()
-        assert (open_files(), threading.active_count()) == before
+        assert added(before) == []
 
 
 def test_no_descriptors_for_an_engine(monkeypatch: pytest.MonkeyPatch, watch: Any) -> None:
@@ -344,31 +364,47 @@ def test_whoever_is_told_fails(watch: Any) -> None:
 
 
 @pytest.mark.parametrize("where", ["start", "load"])
-def test_an_engine_that_hangs_is_replaced(
-    watch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    """At its start or while it loads a tokenizer: it says nothing, which is soon noticed, and the next one works."""
-    monkeypatch.setattr(supervisor_module, "SILENT_S", 1.0)
+def test_an_engine_that_hangs_is_replaced(watch: Any, tmp_path: Path, where: str) -> None:
+    """At its start or while it loads a tokenizer: it says nothing, which is noticed, and the next one works."""
     (tmp_path / "hangs").write_text(where)
     watched = watch("byte_bpe", hang_while=str(tmp_path / "hangs"))
-    until(lambda: "made no progress" in watched.status().reason)
+    until((tmp_path / "hung").exists)
+    if where == "load":
+        watched.ready.get(timeout=LIMIT_S)
     (tmp_path / "hangs").unlink()
-    assert ("the load of a tokenizer" in watched.status().reason) == (where == "load")
     engine = watched.supervisor._engines[0]
+    watched.pass_over_silence(engine.link)
+    assert ("the load of a tokenizer" in watched.status().reason) == (where == "load")
     until(lambda: engine.link is not None and bool(engine.link.slots(model().key)))
     assert answers(engine.link, "byte_bpe")
 
 
-def test_an_engine_that_is_stopped_while_it_loads(watch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is replaced; one that takes long but says so is not."""
-    monkeypatch.setattr(supervisor_module, "SILENT_S", 1.5)
-    watched = watch(slow_s=3.0)
+def test_an_engine_that_is_stopped_while_it_loads(watch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is replaced; one that takes long says so, and is not."""
+
+    class Link(ProcessLink):
+        n_signs = 0
+
+        def receive(self) -> Report | None:
+            report = super().receive()
+            self.n_signs += self.facts is not None and isinstance(report, Progress)
+            return report
+
+    monkeypatch.setattr(supervisor_module, "ProcessLink", Link)
+    (tmp_path / "slow").touch()
+    watched = watch(slow_while=str(tmp_path / "slow"))
     _gpu, link = watched.ready.get(timeout=LIMIT_S)
     watched.supervisor.add(model().key, model().data)
     until(lambda: bool(link._models))
     os.kill(link.pid, signal.SIGSTOP)
+    watched.pass_over_silence(link)
     assert "made no progress" in watched.lost.get(timeout=LIMIT_S)[2]
-    assert answers(watched.next_link("byte_bpe"), "byte_bpe")
+    _gpu, link = watched.ready.get(timeout=LIMIT_S)
+    # One for each place; what comes after these is said while nothing gets on.
+    until(lambda: link.n_signs > len(link.places) + 1)
+    (tmp_path / "slow").unlink()
+    until(lambda: bool(link.slots(model().key)))
+    assert answers(link, "byte_bpe")
     assert watched.lost.empty()
 
 

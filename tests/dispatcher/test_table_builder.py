@@ -2,9 +2,12 @@
 
 import os
 import queue
+import sys
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +18,7 @@ from dispatcher.gpu.table_builder import TableBuilders, read_tables
 from gpu_core.spec import read_spec
 from gpu_core.tables import build_tables
 from tests.data import tokenizer_json
-from tests.engine_rig import LIMIT_S, open_files
+from tests.engine_rig import LIMIT_S, added, holdings, until
 
 Built = queue.SimpleQueue[tuple[str, int, str]]
 
@@ -54,12 +57,12 @@ def test_tables_are_those_of_this_process(builders: TableBuilders, built: Built,
 @pytest.mark.parametrize(("data", "reason"), [(tokenizer_json("word_piece"), "not BPE"), (b"{", "cut off")])
 def test_reasons_against_a_tokenizer(builders: TableBuilders, built: Built, data: bytes, reason: str) -> None:
     """A tokenizer that the device cannot serve, and a file that is none, are told with the reason."""
-    before = open_files()
+    before = holdings()
     builders.submit("key", data)
     key, fd, said = built.get(timeout=LIMIT_S)
     assert (key, fd) == ("key", -1)
     assert reason in said
-    assert [name for name in open_files() if "tables" in name] == [name for name in before if "tables" in name]
+    assert not any("sidetok-tables (deleted)" in name for name in added(before))
 
 
 def test_a_process_that_fails(builders: TableBuilders, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,17 +95,45 @@ def test_a_process_that_fails(builders: TableBuilders, built: Built, monkeypatch
     assert not failing._timers
 
 
-def test_closing_ends_what_is_under_way(builders: TableBuilders, built: Built) -> None:
+ENDLESS = [sys.executable, "-c", "import time; time.sleep(600)"]
+"""A process that builds for ever."""
+
+
+def test_closing_ends_what_is_under_way(builders: TableBuilders, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     """After `close` nothing is running and nobody hears of what was not finished."""
-    before = [name for name in open_files() if "tables" in name]
+    monkeypatch.setattr(table_builder, "python_command", lambda module: ENDLESS)
+    before = holdings()
     for k in range(5):
         builders.submit(str(k), tokenizer_json("byte_bpe"))
+    until(lambda: len(builders._processes) == 2)
     builders.close()
     assert builders._processes == set()
-    assert [name for name in open_files() if "tables" in name] == before
-    assert all(fd < 0 for _key, fd, _reason in iter_all(built))
+    assert added(before) == []
+    assert built.empty()
 
 
-def iter_all(built: Built) -> list[tuple[str, int, str]]:
-    """What was said by now."""
-    return [built.get() for _ in range(built.qsize())]
+def test_closing_ends_what_is_just_begun(
+    builders: TableBuilders, built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is started while `close` ends the others does not keep it waiting."""
+    begun, looked = threading.Event(), threading.Event()
+
+    class Processes(set[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            looked.set()
+            return super().__iter__()
+
+    def command(module: str) -> list[str]:
+        begun.set()
+        assert looked.wait(LIMIT_S)
+        return ENDLESS
+
+    builders._processes = Processes()
+    monkeypatch.setattr(table_builder, "python_command", command)
+    closer = threading.Thread(target=builders.close)
+    builders.submit("late", tokenizer_json("byte_bpe"))
+    assert begun.wait(LIMIT_S)
+    closer.start()
+    closer.join(LIMIT_S / 2)
+    assert not closer.is_alive()
+    assert built.empty()
