@@ -40,6 +40,8 @@ LOOK_S = 0.1
 """How often a process that waits for its models looks for a signal."""
 LAST_S = 0.1
 """How long the requests of the last connections get to arrive, before idle connections are closed."""
+LAST_TURNS = 8
+"""Turns of the event loop behind that time. A process that was held up for longer has not looked at its sockets yet."""
 EXIT_S = 1.0
 """The part of the drain timeout that is left for the end of the process."""
 
@@ -86,6 +88,8 @@ class Server(uvicorn.Server):
         self._service.drain()
         await self.let_nobody_in(timeout_s)
         await asyncio.sleep(min(LAST_S, timeout_s / 8))
+        for _ in range(LAST_TURNS):
+            await asyncio.sleep(0)
         left_s: Any = max(0.0, until_s - loop.time())
         self.config.timeout_graceful_shutdown = left_s
         await super().shutdown(sockets)

@@ -192,6 +192,9 @@ class Frontend:
         self._channel.send("model", [model.id, model.state, model.error, model.files_digest])
 
     async def _report(self, number: int) -> None:
+        if self._service.dispatcher.has_news:
+            # Requests whose answers workers sent; nobody woke the loop for them.
+            self._service.dispatcher.deliver()
         metrics = await self._service.in_background(self._service.metrics.collect)
         self._channel.send("report", [number, families_of(metrics)])
 
