@@ -28,6 +28,13 @@ MAIN = "import sys; from service.cli import main; sys.exit(main(sys.argv[1:]))"
 PROGRAM = (sys.executable, "-c", MAIN, "serve")
 ROOT = Path(__file__).resolve().parents[2]
 
+
+def held_program(**constants: float) -> tuple[str, ...]:
+    """The program with other constants, named like `service__server__GRACE_S`, and with holds; see `held_service`."""
+    values = json.dumps({name.replace("__", "."): value for name, value in constants.items()})
+    return sys.executable, "-m", "tests.end_to_end.held_service", values, "serve"
+
+
 Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]
 
 
@@ -113,10 +120,17 @@ class ServiceProcess:
 
     def metrics(self) -> Samples:
         """Every sample of the exposition, by name and labels."""
+        answers: list[httpx.Response] = []
         with self.client() as client:
-            text = client.get("/metrics").text
+
+            def answered() -> bool:
+                answers.append(client.get("/metrics"))
+                return answers[-1].status_code == 200
+
+            # Where the keeper of frontends is held up, the answer is that it is.
+            eventually(answered)
         samples: Samples = {}
-        for family in text_string_to_metric_families(text):
+        for family in text_string_to_metric_families(answers[-1].text):
             for sample in family.samples:
                 samples.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
         return samples

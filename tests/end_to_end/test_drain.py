@@ -11,7 +11,18 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer as Reference
 
-from tests.end_to_end.harness import LIMIT_S, Closed, ServiceProcess, Wire, encode, eventually, request, serving
+from service.server import LAST_S
+from tests.end_to_end.harness import (
+    LIMIT_S,
+    Closed,
+    ServiceProcess,
+    Wire,
+    encode,
+    eventually,
+    held_program,
+    request,
+    serving,
+)
 
 SLOW_TEXT = "A document that keeps the reference busy, again and again. " * 40_000
 """About a second of work for the reference."""
@@ -19,8 +30,19 @@ SLOW = ("--cpu-engine=reference", "--max-reference-bytes=1GB")
 GET_READY = request(b"", "/ready", "GET")
 
 
+class Connection(Wire):
+    """A connection that knows for how long it may have been idle."""
+
+    idle_s = 0.0
+    """When it was idle at the earliest, on the monotonic clock."""
+
+
 class Clients:
-    """Threads that ask without pause, on kept connections and on new ones, until they are refused."""
+    """Threads that ask without pause, on kept connections and on new ones, until they are refused.
+
+    A connection that is idle for `LAST_S` may end. A thread that the machine held up for so long before it sent its
+    request has no claim to an answer.
+    """
 
     def __init__(self, service: ServiceProcess, reference: Reference) -> None:
         self._service = service
@@ -59,26 +81,32 @@ class Clients:
             self._ask(wire, f"new, uds={uds}")
             wire.close()
 
-    def _connect(self, uds: bool) -> Wire | None:
+    def _connect(self, uds: bool) -> Connection | None:
         if self._stopped:
             return None
+        before_s = time.monotonic()
         try:
-            return Wire(self._service.connect(uds))
+            wire = Connection(self._service.connect(uds))
         except (ConnectionRefusedError, FileNotFoundError):
             return None
+        wire.idle_s = before_s
+        return wire
 
-    def _ask(self, wire: Wire, what: str) -> bool:
+    def _ask(self, wire: Connection, what: str) -> bool:
         """One request; whether the connection may be used again."""
-        i = self.n_answers % 20
+        i, before_s = self.n_answers % 20, time.monotonic()
         try:
             wire.sock.sendall(encode(self._texts[i]))
         except OSError:
             return False  # not sent completely
+        is_late = time.monotonic() - wire.idle_s >= LAST_S
         try:
             answer = wire.read()
         except Closed:
-            self.lost.append(what)
+            if not is_late:
+                self.lost.append(what)
             return False
+        wire.idle_s = before_s
         if answer.status != 200 or answer.json["ids"] != self._expected[i]:
             self.wrong.append(answer)
         self.n_answers += 1
@@ -106,9 +134,11 @@ def test_nothing_is_lost(
 
 def test_work_in_flight_is_finished(folder: Path, home: Path, model: str, reference: Reference) -> None:
     """A long document, and one whose body is still arriving, are answered after the signal; readiness ends at once."""
-    with serving(folder, model, "--cpu-engine=reference", cache_dir=home / "cache") as service:
+    program, documents = held_program(service__server__GRACE_S=5.0), [f"until {folder / 'go'}", SLOW_TEXT]
+    arguments = ("--cpu-engine=reference", "--drain-timeout=60")
+    with serving(folder, model, *arguments, cache_dir=home / "cache", program=program) as service:
         slow, arriving, probe = (Wire(service.connect()) for _ in range(3))
-        slow.sock.sendall(encode(SLOW_TEXT))
+        slow.sock.sendall(encode(documents))
         data = encode("still arriving")
         arriving.sock.sendall(data[:-5])
         eventually(lambda: service.in_flight == 2)
@@ -124,8 +154,9 @@ def test_work_in_flight_is_finished(folder: Path, home: Path, model: str, refere
         eventually(lambda: _refused(service))
         arriving.sock.sendall(data[-5:])
         assert arriving.read().json["ids"] == reference.encode("still arriving").ids
+        (folder / "go").touch()
         answer = slow.read()
-        assert answer.json["ids"] == reference.encode(SLOW_TEXT).ids
+        assert answer.json["ids"] == [reference.encode(document).ids for document in documents]
         assert answer.headers["connection"] == "close"
         assert service.wait_exit() == 0
 
@@ -146,10 +177,8 @@ def test_the_timeout_of_a_drain(folder: Path, home: Path, model: str) -> None:
         stalled = Wire(service.connect())
         stalled.sock.sendall(encode("x" * 1000)[:-10])
         eventually(lambda: service.in_flight == 2)
-        start_s = time.monotonic()
         service.signal()
         assert service.wait_exit() == 0
-        assert time.monotonic() - start_s < 2.0
         for each in (wire, stalled):
             with pytest.raises(Closed):
                 each.read()
@@ -157,32 +186,30 @@ def test_the_timeout_of_a_drain(folder: Path, home: Path, model: str) -> None:
 
 
 def test_a_second_signal_ends_at_once(folder: Path, home: Path, model: str) -> None:
-    """Who asks twice does not wait for what is in flight."""
-    with serving(folder, model, *SLOW, "--drain-timeout=60", cache_dir=home / "cache") as service:
+    """Who asks twice does not wait for what is in flight, which is never answered."""
+    with serving(folder, model, *SLOW, "--drain-timeout=600", cache_dir=home / "cache") as service:
         wire = Wire(service.connect())
         wire.sock.sendall(encode(SLOW_TEXT * 10))
         eventually(lambda: service.in_flight == 1)
         service.signal()
         service.wait_logged("draining")
-        start_s = time.monotonic()
         service.signal()
         assert service.wait_exit() == 0
-        assert time.monotonic() - start_s < 10
-        wire.close()
+        with pytest.raises(Closed):
+            wire.read()
 
 
 def test_idle_connections_do_not_hold_up_the_exit(folder: Path, home: Path, model: str) -> None:
     """Connections without a request, new, used, or in the middle of a head, are closed."""
-    with serving(folder, model, cache_dir=home / "cache") as service:
+    # They would for longer than the exit is waited for.
+    with serving(folder, model, f"--drain-timeout={10 * LIMIT_S:.0f}", cache_dir=home / "cache") as service:
         wires = [Wire(service.connect(bool(i % 2))) for i in range(6)]
         for wire in wires[2:]:
             assert wire.ask(encode("a")).status == 200
         for wire in wires[4:]:
             wire.sock.sendall(b"POST /v1/enc")
-        start_s = time.monotonic()
         service.signal()
         assert service.wait_exit() == 0
-        assert time.monotonic() - start_s < 5
         assert all(wire.closed() for wire in wires)
 
 

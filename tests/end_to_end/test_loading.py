@@ -7,14 +7,16 @@ from pathlib import Path
 from tokenizers import Tokenizer as Reference
 
 from dispatcher.embedded import EMBEDDED_MODEL, embedded_tokenizer_json
-from tests.end_to_end.harness import ServiceProcess, Wire, encode, request, serving
+from tests.end_to_end.harness import ServiceProcess, Wire, encode, held_program, request, serving
+from tests.end_to_end.held_service import HOLD_LOAD
 
 GET_READY = request(b"", "/ready", "GET")
 
 
 def test_the_embedded_model(folder: Path) -> None:
     """Without flags the embedded model is served; until it is loaded and proven, requests are 503 with Retry-After."""
-    service = ServiceProcess(folder)
+    (folder / HOLD_LOAD).touch()
+    service = ServiceProcess(folder, program=held_program())
     try:
         service.wait_listening()
         wire = Wire(service.connect(uds=True))
@@ -24,6 +26,7 @@ def test_the_embedded_model(folder: Path) -> None:
         loading = wire.ask(GET_READY)
         assert (loading.status, loading.json) == (503, {"status": "loading", "models": {EMBEDDED_MODEL: "loading"}})
         assert wire.ask(request(b"", "/health", "GET")).status == 200
+        (folder / HOLD_LOAD).unlink()
         service.wait_ready()
         assert wire.ask(GET_READY).status == 200
         reference = Reference.from_str(embedded_tokenizer_json().decode())

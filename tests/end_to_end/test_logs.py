@@ -7,7 +7,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from tests.end_to_end.harness import Wire, encode, request, serving
+from tests.end_to_end.harness import LIMIT_S, Wire, encode, held_program, request, serving
 
 MARKER = "the-secret-text"
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -59,7 +59,8 @@ def test_no_text_in_the_log(folder: Path, home: Path, model: str, style: str) ->
         "--shadow-check=1",
         "--max-body-bytes=1MB",
     )
-    with serving(folder, model, *arguments, cache_dir=home / "cache") as service:
+    program = held_program(service__protocol__LINGER_S=LIMIT_S)
+    with serving(folder, model, *arguments, cache_dir=home / "cache", program=program) as service:
         for i, data in enumerate(bad_requests()):
             wire = Wire(service.connect(bool(i % 2)))
             answer = wire.ask(data)
