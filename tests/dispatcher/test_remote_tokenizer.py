@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -29,8 +29,8 @@ from dispatcher.request import EncodedDocument, EncodeOptions
 from dispatcher.tokenizer import Tokenizer, load_tokenizer
 from gpu_core.errors import SidetokError, TokenizerFileError
 from tests.data import corpus_windows, tokenizer_json
-from tests.engine_rig import is_alive
-from tests.fakes import LIMIT_S
+from tests.engine_rig import added, holdings, is_alive, until
+from tests.fakes import LIMIT_S, Gate
 
 FAMILY = "split_bpe"
 ROOT = Path(__file__).parents[2]
@@ -200,25 +200,75 @@ def test_a_process_that_is_killed_comes_back(remote: RemoteTokenizer, clocks: Th
     assert clocks.snapshot()["model_process"] > cpu_before_ns["model_process"] > 0
 
 
-def test_a_process_that_is_stopped_is_replaced(remote: RemoteTokenizer) -> None:
+def hold_starts(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """Where every process waits that is to be started from now on."""
+    gate = Gate()
+
+    class HeldProcess(model_process._Process):
+        def __init__(self, *arguments: Any) -> None:
+            gate.go_through()
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(model_process, "_Process", HeldProcess)
+    return gate
+
+
+def stop(pid: int) -> None:
+    """Stop a process, and wait until none of its threads runs any more."""
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: model_process._is_stopped(pid))
+
+
+def test_a_process_that_is_stopped_is_replaced(remote: RemoteTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Callers get an error soon, more of them than there are connections, and the next process answers."""
     (expected,) = remote.encode(["a"], EncodeOptions())
-    pid = pid_of(remote)
-    os.kill(pid, signal.SIGSTOP)
+    pid, starts = pid_of(remote), hold_starts(monkeypatch)
+    stop(pid)
     calls = Calls(remote, "a" * 5_000_000, 1, n_threads=12)
     calls.join()
+    starts.open()
     assert [type(error) for error in calls.errors] == [ModelAway] * 12
     assert answered_by(remote, "a") == [expected]
     assert has_ended(pid)
 
 
+class ShownClock:
+    """The clock of a process: it shows what the test says."""
+
+    def __init__(self, process: model_process._Process) -> None:
+        self.goes = False
+        """Whether CPU time is used from look to look."""
+        self.n_looks = self._shown_ns = 0
+        self.end = process._clock.end
+        process._clock = cast(Any, self)
+
+    def read(self) -> int:
+        """One look."""
+        self.n_looks += 1
+        self._shown_ns += self.goes
+        return self._shown_ns
+
+    def wait_long(self) -> None:
+        """Wait for more looks than a process may be silent for."""
+        enough = self.n_looks + 3 * model_process.SILENT_LOOKS
+        until(lambda: self.n_looks > enough)
+
+
 def test_a_process_that_works_for_long_is_left_alone(remote: RemoteTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """What uses CPU time does not hang, and neither does one that nobody asks for anything."""
-    monkeypatch.setattr(model_process, "LOOK_S", 0.1)
-    pid = pid_of(remote)
-    document = " ".join(sample.text for sample in corpus_windows(8, 40_000, seed=5))
-    remote.encode([document] * 2, EncodeOptions(char_offsets=True))
-    time.sleep(1)
+    monkeypatch.setattr(model_process, "LOOK_S", 0.002)
+    process, pid = remote.process._process, pid_of(remote)
+    assert process is not None
+    clock = ShownClock(process)
+    clock.wait_long()
+    clock.goes = True
+    stop(pid)
+    calls = Calls(remote, "a", 1, n_threads=1)
+    until(lambda: process.idle.qsize() < len(process.connections))
+    clock.wait_long()
+    os.kill(pid, signal.SIGCONT)
+    calls.join()
+    assert (len(calls.answers), calls.errors) == (1, [])
     assert pid_of(remote) == pid
 
 
@@ -274,9 +324,7 @@ def test_it_ends_with_its_parent_in_any_state() -> None:
         pid = int(parent.stdout.readline())
         os.kill(pid, signal.SIGSTOP)
         parent.kill()
-    until_s = time.monotonic() + LIMIT_S
-    while is_alive(pid):
-        assert time.monotonic() < until_s
+    until(lambda: not is_alive(pid))
 
 
 def test_a_call_that_breaks_the_process_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,8 +352,7 @@ def test_it_ends_with_its_last_user(clocks: ThreadClocks, tmp_path: Path) -> Non
     pid, process = pid_of(tokenizer), tokenizer.process
     tokenizer = None
     gc.collect()
-    process.join()
-    assert has_ended(pid)
+    until(lambda: has_ended(pid))
     with pytest.raises(ModelAway, match="not there"):
         process.call("token_to_id", "a")
     cpu_ns = clocks.snapshot()["model_process"]
@@ -324,15 +371,7 @@ def test_signals_to_the_group_do_not_end_it(remote: RemoteTokenizer) -> None:
 
 def test_nobody_waits_for_a_process_that_is_started(clocks: ThreadClocks, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is closed, and looked at, at once; the process that comes then ends at once."""
-    begun, may_start = threading.Event(), threading.Event()
-
-    class SlowProcess(model_process._Process):
-        def __init__(self, *arguments: Any) -> None:
-            begun.set()
-            assert may_start.wait(LIMIT_S)
-            super().__init__(*arguments)
-
-    monkeypatch.setattr(model_process, "_Process", SlowProcess)
+    starts = hold_starts(monkeypatch)
     process, errors = ModelProcess(tokenizer_json(FAMILY), {"cache_dir": None}, clocks), list[BaseException]()
 
     def start() -> None:
@@ -347,11 +386,11 @@ def test_nobody_waits_for_a_process_that_is_started(clocks: ThreadClocks, monkey
 
     starting, closing = threading.Thread(target=start), threading.Thread(target=look_and_close)
     starting.start()
-    assert begun.wait(LIMIT_S)
+    starts.wait_entered()
     closing.start()
     closing.join(LIMIT_S / 2)
     was_held_up = closing.is_alive()
-    may_start.set()
+    starts.open()
     starting.join()
     assert not was_held_up
     assert len(errors) == 1
@@ -362,11 +401,10 @@ def test_a_file_that_cannot_be_loaded(clocks: ThreadClocks) -> None:
     """The reason is that of `load_tokenizer`; no process and no thread is left."""
     with pytest.raises(TokenizerFileError) as here:
         load_tokenizer(b"{}", cache_dir=None)
-    n_threads = threading.active_count()
+    before = holdings()
     with pytest.raises(TokenizerFileError) as there:
         load_remote_tokenizer(b"{}", clocks)
     assert str(there.value) == str(here.value)
-    assert threading.active_count() == n_threads
-    until_s = time.monotonic() + LIMIT_S
-    while clocks.snapshot()["model_process"] == 0:
-        assert time.monotonic() < until_s
+    # The thread has told the reason, and is about to end.
+    until(lambda: added(before) == [])
+    assert clocks.snapshot()["model_process"] > 0
