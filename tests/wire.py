@@ -48,6 +48,9 @@ class Line:
         )
         self.protocol.connection_made(self.transport)
         self.it = it
+        self._answers: list[Response] = []
+        self._at = 0
+        """Where the next answer begins in what was written."""
 
     def send(self, *pieces: bytes) -> None:
         """The client sends, piece by piece."""
@@ -61,19 +64,19 @@ class Line:
 
     def responses(self) -> list[Response]:
         """Every complete answer so far; informational ones are left out."""
-        answers, rest = [], bytes(self.transport.written)
-        while b"\r\n\r\n" in rest:
-            head, rest = rest.split(b"\r\n\r\n", 1)
-            first, *lines = head.decode("latin-1").split("\r\n")
+        written = self.transport.written
+        while (end := written.find(b"\r\n\r\n", self._at)) >= 0:
+            first, *lines = written[self._at : end].decode("latin-1").split("\r\n")
             status = int(first.split(" ")[1])
             headers = dict(line.lower().split(": ", 1) for line in lines)
-            n_bytes = int(headers.get("content-length", 0))
-            if len(rest) < n_bytes:
+            body = end + 4
+            after = body + int(headers.get("content-length", 0))
+            if len(written) < after:
                 break
-            body, rest = rest[:n_bytes], rest[n_bytes:]
+            self._at = after
             if status >= 200:
-                answers.append(Response(status, headers, body))
-        return answers
+                self._answers.append(Response(status, headers, bytes(written[body:after])))
+        return [*self._answers]
 
     async def wait(self, n: int = 1) -> list[Response]:
         """The first n answers."""
