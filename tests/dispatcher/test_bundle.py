@@ -30,6 +30,7 @@ from tests.gpu_rig import GPU_OFFSET, KEY, GpuRig, code_points
 
 COMPOSES = "e\u0301"
 PLAIN = EncodeOptions(add_special_tokens=False)
+OPTIONS = GpuRouteOptions(gpus="0", gpu_classes_kib="4,64", gpu_contexts=2, gpu_watchdog_s=LIMIT_S)
 
 
 def reason_of(document: bytes) -> str | None:
@@ -154,7 +155,7 @@ def test_over_a_real_engine_process(tmp_path: Path, synthetic: Tokenizer) -> Non
     """Ids are those of the reference, also beyond the largest class; the device does not normalize by itself."""
     command = engine_command(tmp_path, "split_bpe", quick_check=True)
     clocks = ThreadClocks()
-    gpus = Gpus(GpuRouteOptions(gpus="0", gpu_classes_kib="4,64", gpu_contexts=2), clocks, tmp_path, command, False)
+    gpus = Gpus(OPTIONS, clocks, tmp_path, command, False)
     gpus.start()
     dispatcher = Dispatcher(DispatcherOptions(cpu_workers=1, policy="gpu"), lambda _: None, gpus=gpus, clocks=clocks)
     gpus.add(synthetic, tokenizer_json("split_bpe"))
@@ -188,7 +189,7 @@ def test_the_bound_of_the_reference_is_the_same_for_what_comes_back(tmp_path: Pa
     bounded = load_tokenizer(data, engine="reference", cache_dir=None, max_reference_bytes=2000)
     command = engine_command(tmp_path, "split_bpe", quick_check=True)
     clocks = ThreadClocks()
-    gpus = Gpus(GpuRouteOptions(gpus="0", gpu_classes_kib="4,64", gpu_contexts=2), clocks, tmp_path, command, False)
+    gpus = Gpus(OPTIONS, clocks, tmp_path, command, False)
     gpus.start()
     dispatcher = Dispatcher(DispatcherOptions(cpu_workers=1, policy="gpu"), lambda _: None, gpus=gpus, clocks=clocks)
     gpus.add(bounded, data)

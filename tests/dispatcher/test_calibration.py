@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dispatcher import calibration
 from dispatcher.calibration import (
     BUDGET_NS,
     N_RUNS,
@@ -30,6 +31,7 @@ from dispatcher.costs import KINDS, CostKey, Costs, Line, StartValues, content_k
 from dispatcher.gpu.fake_link import FakeEngine, make_slots
 from dispatcher.gpu.route import GpuRoute
 from gpu_core.ladder import SizeClass
+from tests.fakes import LIMIT_S
 
 KEY = CalibrationKey("host", "", "digest", "fastokens", "1.0")
 VALUES = {"ascii": StartValues(Line(1.0, 2.0), Line(3.0, 4.5))}
@@ -215,8 +217,9 @@ def test_probe_of_the_cpu_route() -> None:
     assert spent.cpu_ns >= 0
 
 
-def test_probe_of_the_gpu_route() -> None:
+def test_probe_of_the_gpu_route(monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits for the answer; without one it fails with a reason and no text."""
+    monkeypatch.setattr(calibration, "PROBE_S", LIMIT_S)
     engine = FakeEngine(None, {"m": make_slots("m", (SizeClass(1_024, 64),))}, engine_cpu_ns=5_000_000)
     route = GpuRoute({})
     probe = gpu_probe(route, "m")

@@ -139,23 +139,39 @@ def test_threads_share_an_engine(engine_class: EngineClass) -> None:
     assert wrong == []
 
 
+CLOCK_SCRIPT = """
+import sys, time
+from tests.data import unique_words
+from tests.dispatcher.test_engines import load
+engine = load(sys.argv[1], "split_bpe")
+document = unique_words(400_000, seed=3)
+engine.encode("warm up")
+thread_ns, process_ns = time.thread_time_ns(), time.process_time_ns()
+engine.encode(document)
+print((time.thread_time_ns() - thread_ns) / (time.process_time_ns() - process_ns))
+"""
+
+
 @pytest.mark.parametrize("name", ["fastokens", "gigatoken", "reference"])
 def test_work_is_on_the_calling_thread(name: str) -> None:
     """The calling thread's CPU clock sees the work of an encode: no hidden threads (within a tenth)."""
-    engine = load(name, "split_bpe")
-    document = unique_words(400_000, seed=3)
-    engine.encode("warm up")
-    thread_ns, process_ns = time.thread_time_ns(), time.process_time_ns()
-    engine.encode(document)
-    thread_ns, process_ns = time.thread_time_ns() - thread_ns, time.process_time_ns() - process_ns
-    assert thread_ns > 0.9 * process_ns
+    # In a process of its own, which has no threads but those of the engine.
+    command = [sys.executable, "-c", CLOCK_SCRIPT, name]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert float(done.stdout) > 0.9
 
 
 @pytest.mark.parametrize("name", ["fastokens", "gigatoken", "reference"])
 def test_gil_is_released(name: str) -> None:
     """Python code of other threads runs while an engine encodes."""
     engine = load(name, "split_bpe")
-    document = unique_words(2_000_000, seed=4)
+    # A busy host may give the other thread no CPU in that time: it gets another chance.
+    assert any(n_looks_during_encode(engine, seed) >= 3 for seed in range(4, 14))
+
+
+def n_looks_during_encode(engine: CpuEngine, seed: int) -> int:
+    """How often a thread that looks at the clock did so in the first half of an encode."""
+    document = unique_words(2_000_000, seed)
     stamps_ns: list[int] = []
     started, stop = threading.Event(), threading.Event()
 
@@ -174,8 +190,7 @@ def test_gil_is_released(name: str) -> None:
     stop.set()
     thread.join()
     # The reference makes a list of its ids with the GIL held; what counts is that the encode itself does not.
-    first_half = [ns for ns in stamps_ns if start_ns < ns < start_ns + (end_ns - start_ns) // 2]
-    assert len(first_half) >= 3
+    return sum(start_ns < ns < start_ns + (end_ns - start_ns) // 2 for ns in stamps_ns)
 
 
 def load(name: str, family: str) -> CpuEngine:

@@ -31,7 +31,8 @@ def test_a_document_beyond_the_largest_class(tmp_path: Path, family: str) -> Non
     tokenizer = load_tokenizer(data, engine="reference", cache_dir=None)
     key = tokenizer.spec.digest
     command = HostEngine({read_spec(data).digest: str(path)}).command()
-    gpus = Gpus(GpuRouteOptions(gpus="0", gpu_classes_kib="4", gpu_contexts=2), ThreadClocks(), None, command, False)
+    options = GpuRouteOptions(gpus="0", gpu_classes_kib="4", gpu_contexts=2, gpu_watchdog_s=LIMIT_S)
+    gpus = Gpus(options, ThreadClocks(), None, command, False)
     gpus.start()
     gpus.add(tokenizer, data)
     until(lambda: gpus.serves(key))

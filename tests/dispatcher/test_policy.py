@@ -184,16 +184,16 @@ def test_any_number_of_gpus() -> None:
 
 
 def test_a_decision_is_cheap() -> None:
-    """Far below what encoding the shortest document takes: the best of many rounds stays under 20 us anywhere."""
+    """Far below what encoding the shortest document takes: the best of many rounds uses under 20 us anywhere."""
     cpu, gpu = cost(100, 100), cost(100, 20)
     busy = GpuLoad(ready=True, launched_ns=NOW_NS, launched_bytes=4_000, waiting_bytes=4_000)
     load = CpuLoad(4, 0, 40_000, 10)
     best_ns = 1 << 62
     for _ in range(20):
-        start_ns = time.perf_counter_ns()
+        start_ns = time.thread_time_ns()
         for _ in range(100):
             choose_route(4_000, 1, load, cpu, (busy, busy), gpu, NOW_NS)
-        best_ns = min(best_ns, time.perf_counter_ns() - start_ns)
+        best_ns = min(best_ns, time.thread_time_ns() - start_ns)
     assert best_ns / 100 < 20_000
 
 
