@@ -14,7 +14,11 @@ from tokenizers import Tokenizer as Reference
 from tests.end_to_end.harness import LIMIT_S, ServiceProcess, Wire, encode, eventually
 from tests.engine_rig import engine_command, is_alive
 
-FLAGS = ("--gpus=0", "--gpu-classes-kib=4,64", "--gpu-contexts=2", "--gpu-restart-min=50ms", "--gpu-restart-max=200ms")
+FLAGS = (
+    *("--gpus=0", "--gpu-classes-kib=4,64", "--gpu-contexts=2", "--gpu-restart-min=50ms", "--gpu-restart-max=200ms"),
+    # An engine that a busy machine holds up does not hang.
+    f"--gpu-watchdog={LIMIT_S:.0f}s",
+)
 OTHER_WORDS = ("foxes", " caf\u00e9", " \u4f60\u597d", "\n\n", " 12345", "'s", " e\u0301", " <mask>")
 
 
@@ -48,7 +52,8 @@ def engine_pids(service: ServiceProcess) -> list[int]:
             command = (entry / "cmdline").read_text()
         except OSError:
             continue
-        if parent == service.process.pid and "host_engine" in command:
+        # What is started has the command of the service for a moment, in which there is that of the engine.
+        if parent == service.process.pid and "host_engine" in command and "gpu_service" not in command:
             pids.append(int(entry.name))
     return pids
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -22,8 +21,10 @@ from tests.end_to_end.gpu_harness import (
     wait_replaced,
     wait_served,
 )
-from tests.end_to_end.harness import ServiceProcess, Wire, encode, eventually, request, serving
+from tests.end_to_end.harness import LIMIT_S, ServiceProcess, Wire, encode, eventually, request, serving
 from tests.engine_rig import is_alive
+
+REQUESTS = "sidetok_request_duration_seconds_count"
 
 
 @pytest.mark.parametrize(("policy", "n_kills"), [("gpu", 2), ("adaptive", 1)])
@@ -88,20 +89,24 @@ def test_a_hung_replay(folder: Path, model: str, reference: Reference) -> None:
             assert wire.ask(encode(text)).json["ids"] == reference.encode(text).ids
         eventually(lambda: total(service.metrics(), "sidetok_gpu_engine_restarts_total") >= 1)
         assert total(service.metrics(), "sidetok_gpu_fallbacks_total") >= 1
-        assert service.logged("GPU 0 is down") or any("is down" in line for line in service.lines)
+        eventually(lambda: any("is down" in line for line in tuple(service.lines)))
 
 
 def test_a_client_that_leaves_while_its_document_is_on_the_gpu(folder: Path, model: str) -> None:
     """Its slot comes back, and nobody else notices."""
     program = gpu_program(folder, hang_after=0)
-    with serving(folder, model, *FLAGS, "--policy=gpu", "--gpu-watchdog=500ms", program=program) as service:
+    with serving(folder, model, *FLAGS, "--policy=gpu", program=program) as service:
         wait_served(service)
+        (pid,) = engine_pids(service)
         wires = [Wire(service.connect()) for _ in range(5)]
         for wire in wires:
             wire.sock.sendall(encode("somebody's text"))
-        eventually(lambda: service.in_flight >= 1)
+        eventually(lambda: service.in_flight == len(wires))
+        eventually(lambda: total(service.metrics(), "sidetok_gpu_in_flight") >= 1)
         for wire in wires[:-1]:
             wire.close()
+        eventually(lambda: total(service.metrics(), REQUESTS, outcome="cancelled") == len(wires) - 1)
+        os.kill(pid, signal.SIGKILL)
         assert wires[-1].read().status == 200
         eventually(lambda: service.in_flight == 0)
 
@@ -109,7 +114,7 @@ def test_a_client_that_leaves_while_its_document_is_on_the_gpu(folder: Path, mod
 def test_a_drain_with_batches_in_flight(folder: Path, model: str, reference: Reference) -> None:
     """SIGTERM while documents are on a GPU that hangs: they are answered, the exit is clean, and no engine is left."""
     program = gpu_program(folder, hang_after=0)
-    with serving(folder, model, *FLAGS, "--policy=gpu", "--gpu-watchdog=1500ms", program=program) as service:
+    with serving(folder, model, *FLAGS, "--policy=gpu", "--gpu-watchdog=6s", program=program) as service:
         wait_served(service)
         (pid,) = engine_pids(service)
         documents = texts(30, 4)
@@ -137,7 +142,8 @@ def descendants(pid: int) -> set[int]:
 
 def test_nothing_outlives_a_killed_service(home: Path, model: str) -> None:
     """Neither engines nor builders of tables, and so none of their shared memory, also while it starts."""
-    program = gpu_program(home, slow_s=60.0)
+    # An engine that lived on would do so for longer than its end is waited for.
+    program = gpu_program(home, slow_s=10 * LIMIT_S)
     service = ServiceProcess(home, model, *FLAGS, uds=home / "k", cache_dir=home / "none", program=program)
     left: set[int] = set()
     try:
@@ -145,9 +151,7 @@ def test_nothing_outlives_a_killed_service(home: Path, model: str) -> None:
         eventually(lambda: any("table_builder" in command_of(pid) for pid in descendants(service.process.pid)))
         left = descendants(service.process.pid)
         os.kill(service.process.pid, signal.SIGKILL)
-        killed_s = time.monotonic()
         eventually(lambda: not any(map(is_alive, left)))
-        assert time.monotonic() - killed_s < 2.0
     finally:
         service.stop()
 
