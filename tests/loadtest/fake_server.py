@@ -34,7 +34,9 @@ class FakeServer:
         self._listener = listener or socket.create_server(("127.0.0.1", 0))
         self._sockets: list[socket.socket] = []
         self._lock = threading.Lock()
-        self.n_requests = 0
+        self._is_stopped = False
+        self.n_requests = self.n_answers = 0
+        """Received and sent as a whole."""
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -47,16 +49,20 @@ class FakeServer:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        with self._lock:
+            self._is_stopped = True
         for sock in self._sockets:
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-            sock.close()
+            _end(sock)
 
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
                 sock, _ = self._listener.accept()
-                self._sockets.append(sock)
+                with self._lock:
+                    if self._is_stopped:
+                        _end(sock)
+                        return
+                    self._sockets.append(sock)
                 threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
@@ -86,6 +92,14 @@ class FakeServer:
                     sock.shutdown(socket.SHUT_RDWR)
                     return
                 sock.sendall(reply)
+                with self._lock:
+                    self.n_answers += 1
+
+
+def _end(sock: socket.socket) -> None:
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+    sock.close()
 
 
 def _some(sock: socket.socket) -> bytes:
