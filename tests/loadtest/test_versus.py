@@ -16,6 +16,7 @@ from loadtest.versus import FORMAT, Contender, parse_contenders, run_versus, wen
 from loadtest.versus_report import gains, medians, versus_report, versus_table
 from tests.end_to_end.harness import ServiceProcess
 from tests.loadtest.fake_server import faking, http, ids_of_bytes
+from tests.loadtest.long_enough import long_enough
 
 BRIEF = LoadOptions(duration_s=0.3, warm_up_s=0.1, clients=1, check=5, timeout_s=60.0, sizes="700,3000", rate="40")
 
@@ -33,6 +34,12 @@ def twice(service: ServiceProcess) -> list[Contender]:
 def small(home: Path, **changes: Any) -> LoadOptions:
     """Small texts, judged by the reference."""
     return replace(BRIEF, text=str(home / "texts"), tokenizer=str(home / "tokenizer.json"), **changes)
+
+
+def is_judged(result: Result) -> bool:
+    """Whether every turn has answers whose ids were compared, and none that failed."""
+    steps = [step for turn in result["turns"] for step in turn["steps"]]
+    return all(step["n_equal"] > 0 and not step["failures"] for step in steps)
 
 
 def turn(name: str, k: int, p50_us: float, per_s: float, cpu_us: float | None, **changes: Any) -> dict[str, Any]:
@@ -59,7 +66,7 @@ def compared(*turns: dict[str, Any], **options: Any) -> Result:
 
 def test_rounds_take_turns(service: ServiceProcess, home: Path) -> None:
     """Each round starts with another server and has the same requests for all of them; nothing names a folder."""
-    result = run_versus("closed", small(home), twice(service), 2, quiet)
+    result = long_enough(lambda s: run_versus("closed", small(home, duration_s=s), twice(service), 2, quiet), is_judged)
     assert [(t["round"], t["contender"]) for t in result["turns"]] == [
         (1, "ours"), (1, "theirs"), (2, "theirs"), (2, "ours"),
     ]  # fmt: skip
@@ -75,7 +82,10 @@ def test_rounds_take_turns(service: ServiceProcess, home: Path) -> None:
 def test_rendered_ids_are_compared_among_servers(service: ServiceProcess, home: Path) -> None:
     """What the reference cannot judge is judged by the server before; the first one of a round by nobody."""
     options = small(home, api="vllm-render", model="chat", sizes="3000", messages=6)
-    result = run_versus("closed", options, twice(service), 1, quiet)
+    result = long_enough(
+        lambda s: run_versus("closed", replace(options, duration_s=s), twice(service), 1, quiet),
+        lambda result: result["turns"][1]["steps"][0]["n_equal"] > 0,
+    )
     assert [t["steps"][0]["n_equal"] > 0 for t in result["turns"]] == [False, True]
     assert list(medians(result)) == ["3,000 bytes in 6 messages"]
 
@@ -143,15 +153,17 @@ def test_contenders_that_cannot_be(texts: list[str], message: str) -> None:
 def test_the_command(service: ServiceProcess, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The command writes a result that `report` reads, and fails when ids differ or no round is asked for."""
     ours = f"ours=unix:{service.uds}@{service.process.pid}"
-    flags = ["--duration", "300ms", "--warm-up", "0", "--clients", "1", "--sizes", "400", "--rounds", "1"]
+    flags = ["--warm-up", "0", "--clients", "1", "--sizes", "400", "--rounds", "1"]
     flags += ["--text", str(home / "texts"), "--tokenizer", str(home / "tokenizer.json")]
     path = str(tmp_path / "r.json")
-    assert main(["versus", "closed", "--contender", ours, "--contender", "b" + ours, *flags, "--output", path]) == 0
+    same = ["versus", "closed", "--contender", ours, "--contender", "b" + ours, *flags, "--output", path]
+    assert long_enough(lambda s: main([*same, "--duration", f"{1000 * s:.0f}ms"]), lambda status: status == 0) == 0
     assert main(["report", path]) == 0
     assert capsys.readouterr().out.count("| `/v1/encode`, 400 bytes |") == 2
     assert read_result(Path(path), FORMAT)["n_rounds"] == 1
     with faking(lambda number, body: http(200, ids_of_bytes(body))) as server:
         wrong = f"wrong=http://127.0.0.1:{server.port}@{service.process.pid}"
         command = ["versus", "closed", "--contender", ours, "--contender", wrong, *flags, "--output", path]
+        command += ["--duration", "400ms"]
         assert main(command) == NOT_RIGHT
     assert main([*command, "--rounds", "0"]) == CANNOT_RUN
