@@ -27,6 +27,8 @@ from tests.service_fakes import FakeRegistry, running
 from tests.synthetic import SYNTHETIC
 
 DEPLOY = ROOT / "deploy"
+HANG_S = 600.0
+"""A program that runs for so long hangs; reaching it fails the test, so nothing depends on its value."""
 SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}
 """What the samples of a family are called."""
 SOME = ("sidetok_gpu_replay_duration_seconds_count", "sidetok_shadow_checks_total")
@@ -44,7 +46,7 @@ def tool(name: str) -> str:
 def run(*command: str, text: str | None = None, **environ: str) -> str:
     """Standard output of a program that must succeed; `text` is its standard input."""
     given = {**os.environ, **environ}
-    result = subprocess.run(command, capture_output=True, text=True, input=text, timeout=60, check=False, env=given)
+    result = subprocess.run(command, capture_output=True, text=True, input=text, timeout=HANG_S, check=False, env=given)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 

@@ -21,9 +21,9 @@ from gpu_core.errors import DeviceUnavailable
 from gpu_core.layout import kernel_directory
 from gpu_core.tables import BRIDGE_FAMILY, FAMILIES
 from service.settings import parse_serve
-from tests.deploy.conftest import DEPLOY, image_environ, instructions, run, tool
+from tests.deploy.conftest import DEPLOY, HANG_S, image_environ, instructions, run, tool
 from tests.deploy.test_kubernetes import container, pod
-from tests.end_to_end.harness import ROOT, ServiceProcess, Wire, encode
+from tests.end_to_end.harness import ROOT, ServiceProcess, Wire, encode, eventually
 from tests.gpu_core.test_nvrtc import ARCHITECTURES as COMPILED
 
 FOLDER = DEPLOY / "docker"
@@ -169,7 +169,7 @@ def started(installed: Path, home: Path) -> Iterator[ServiceProcess]:
 def test_kernels_are_those_of_the_program(installed: Path, tmp_path: Path) -> None:
     """They are compiled from the installed source: CuPy would not find them again if they came from another folder."""
     command = [str(FOLDER / "install"), "kernels", "cuda13", str(installed), str(tmp_path)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_S, check=False)
     # The CPU variant has no CuPy: the step ends with a trace, which names the files that ran.
     assert "CuPy is not installed" in result.stderr
     ran = re.findall(r'File "([^"]+/(?:deploy|gpu_core)/[^"]+)"', result.stderr)
@@ -182,14 +182,15 @@ def healthcheck(installed: Path, **environ: str) -> int:
     (health,) = instructions("HEALTHCHECK")
     _, *arguments = json.loads(health.split("CMD", 1)[1])
     command = [str(installed / "bin" / "python"), *arguments]
-    return subprocess.run(command, env=environ, cwd="/", timeout=60, check=False).returncode
+    return subprocess.run(command, env=environ, cwd="/", timeout=HANG_S, check=False).returncode
 
 
 def test_the_steps_make_a_service_that_runs(installed: Path, started: ServiceProcess) -> None:
     """It serves, its health check follows /ready on TCP and on a Unix socket, and pip has left."""
     started.wait_ready()
     assert Wire(started.connect(uds=True)).ask(encode("Hello")).status == 200
-    assert healthcheck(installed, SIDETOK_PORT=str(started.port)) == 0
-    assert healthcheck(installed, SIDETOK_HOST="", SIDETOK_UDS=str(started.uds)) == 0
+    # It is tried again where it is used, too: two seconds may be too few for an answer.
+    eventually(lambda: healthcheck(installed, SIDETOK_PORT=str(started.port)) == 0)
+    eventually(lambda: healthcheck(installed, SIDETOK_HOST="", SIDETOK_UDS=str(started.uds)) == 0)
     assert healthcheck(installed, SIDETOK_HOST="", SIDETOK_UDS=str(started.uds) + "none") == 1
     assert not {"pip", "setuptools"} & {path.name for path in installed.glob("lib/python3*/site-packages/*")}

@@ -19,7 +19,7 @@ from deploy.sglang.generate import generate as generate_sglang
 from deploy.vllm.generate import complete
 from deploy.vllm.generate import generate as generate_vllm
 from service.settings import parse_serve
-from tests.deploy.conftest import DEPLOY, image_environ
+from tests.deploy.conftest import DEPLOY, HANG_S, image_environ
 from tests.deploy.peers import EndpointPicker, IdsInIdsOut, TokenProducer, serving
 from tests.end_to_end.harness import ROOT, ServiceProcess
 from tests.end_to_end.harness import serving as serving_process
@@ -177,7 +177,7 @@ def test_the_command_lines(tokenizer: ServiceProcess, reference: Reference, prog
     with serving(getattr(engine, program.split(".")[0])) as address:
         flags = ("--tokenizer", f"unix:{tokenizer.uds}", "--engine", address, TEXT)
         command = [sys.executable, "-m", f"deploy.{program}", *flags]
-        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert (result.stdout, result.returncode) == ("answered\n", 0), result.stderr
 
 

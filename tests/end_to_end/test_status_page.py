@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer as Reference
 
 from tests.data import tokenizer_json
-from tests.end_to_end.harness import LIMIT_S, ServiceProcess, serving
+from tests.end_to_end.harness import LIMIT_S, ServiceProcess, eventually, serving
 
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -67,6 +67,11 @@ class Visit:
             self.page.press("#text", "Control+Enter")
         self.expect("#summary").not_to_have_text(re.compile("^…?$"))
 
+    def pause(self) -> None:
+        """Let the page show no news from here on: not even what it has asked for by now."""
+        self.page.click("#pause")
+        eventually(lambda: not self.page.evaluate("waiting"))
+
     def expect(self, selector: str) -> Any:
         """What is going to be true of an element."""
         playwright.expect.set_options(timeout=LIMIT_S * 1000)
@@ -93,7 +98,7 @@ def test_models_and_state(visit: Visit) -> None:
     row = visit.page.locator("#models tr").inner_text()
     assert re.search(r"small\s+default, also short\s+ready\s+serves: proven", row)
     assert "does not serve: no " in row
-    assert visit.page.locator("#version").inner_text().startswith("version ")
+    visit.expect("#version").to_have_text(re.compile("^version "))
 
 
 def test_a_text_and_its_tokens(visit: Visit, reference: Reference) -> None:
@@ -137,6 +142,8 @@ def test_figures_by_route(visit: Visit) -> None:
 
 def test_what_the_service_refuses_is_said(visit: Visit) -> None:
     """The message of an error stands where the result would."""
+    # News of the models would take away what is added here.
+    visit.pause()
     visit.page.evaluate("document.getElementById('model').add(new Option('gone', 'gone', true, true))")
     visit.tokenize("text")
     assert "`gone` does not exist" in visit.page.locator("#summary").inner_text()
