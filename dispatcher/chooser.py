@@ -61,6 +61,8 @@ STAYS_TIMES = 1.25
 """A worker that would encode the work itself stays with that for as many decisions and `STAYS_NS`, for as many
 documents or fewer, when a GPU takes so many times as long, and while no more jobs wait than there are workers."""
 STAYS_NS = 4_000_000
+MAX_HABITS = 4096
+"""Models may come and go for years; habits are made anew within a moment."""
 
 _EXPLORE_CPU = Choice(CPU, EXPLORE)
 _SAME = gpu_choice(0, FASTER)
@@ -215,7 +217,11 @@ class RouteChooser:
 
     def _habit_of(self, model: str, kind: str, of_size: int) -> _Habit:
         habit = self._habits.get((model, kind, of_size))
-        return self._habits.setdefault((model, kind, of_size), _Habit()) if habit is None else habit
+        if habit is not None:
+            return habit
+        if len(self._habits) >= MAX_HABITS:
+            self._habits = {}
+        return self._habits.setdefault((model, kind, of_size), _Habit())
 
     def _is_predicted(self, n_bytes: int, n_documents: int, now_ns: int) -> bool:
         """Whether such work is predicted now."""

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from dispatcher.chooser import CLEAR_DECISIONS, EXPLORE_EVERY, EXPLORE_MAX_BYTES, STAYS_NS, RouteChooser
+from dispatcher.chooser import CLEAR_DECISIONS, EXPLORE_EVERY, EXPLORE_MAX_BYTES, MAX_HABITS, STAYS_NS, RouteChooser
 from dispatcher.costs import ASCII, CostKey, Costs, Line, StartValues
 from dispatcher.policy import CPU, EXPLORE, FASTER, GPU, POLICY, CpuLoad, GpuLoad
 from tests.dispatcher.route_rig import MODEL, US
@@ -191,6 +191,15 @@ def test_a_worker_stays_with_what_was_clear() -> None:
     assert chooser.snapshot()[CPU, FASTER] == 1 + CLEAR_DECISIONS
     assert not chosen(CpuLoad(4, 4)).stays(MODEL, KIND, 1_000, 2, 0, now_ns)
     assert chosen().again(MODEL, KIND, 1_000, 2, [GpuLoad(ready=True)], now_ns) is None
+
+
+def test_models_that_come_and_go() -> None:
+    """What is kept of them is bounded, and a choice is made for each."""
+    chooser = RouteChooser(Costs())
+    for number in range(2 * MAX_HABITS + 1):
+        chooser.choose(f"m{number}", ASCII, 5_000, 1, CpuLoad(4, 1), [GpuLoad(ready=True)], number)
+        assert len(chooser._habits) <= MAX_HABITS
+    assert sum(chooser.snapshot().values()) == 2 * MAX_HABITS + 1
 
 
 def test_policies_do_not_explore_and_are_counted() -> None:
