@@ -93,8 +93,9 @@ def test_a_model_is_added_served_and_removed(tmp_path: Path) -> None:
     with_admin(registry, test)
 
 
-def test_processes_end_with_the_service(tmp_path: Path) -> None:
+def test_processes_end_with_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that is still there when the service closes leaves no process behind."""
+    monkeypatch.setattr(model_process, "CLOSE_S", LIMIT_S)
     source = str(write_model(tmp_path / "m"))
     pids: list[int | None] = []
 
