@@ -13,8 +13,7 @@ from dispatcher.gpu.messages import COMPLETED, LAUNCH, SLOT_BITS, Loaded, Unload
 from dispatcher.gpu.replay_loop import ReplayLoop
 from gpu_core.ladder import SizeClass
 from gpu_core.waiting import Prediction
-
-LIMIT_S = 10.0
+from tests.fakes import LIMIT_S
 
 
 class InstantContext:
