@@ -11,6 +11,7 @@ import pytest
 from dispatcher.gpu.arena import arena_bytes, make_arena, map_arena, slot_places
 from gpu_core.host_device import HostDevice
 from gpu_core.options import GpuOptions
+from tests.engine_rig import added, holdings
 
 OPTIONS = GpuOptions(size_classes_bytes=(4096, 65536, 1 << 20), contexts_per_class=3)
 
@@ -78,10 +79,10 @@ def test_memory_lives_as_long_as_its_views() -> None:
 
 def test_memory_that_cannot_be_had() -> None:
     """An arena that the system refuses is an error, and leaves nothing open."""
-    before = len(os.listdir("/proc/self/fd"))
+    before = holdings()
     with pytest.raises(OSError, match=r"."):
         make_arena(1 << 62)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert added(before) == []
 
 
 def test_new_memory_is_zero() -> None:

@@ -12,12 +12,13 @@ from typing import Any, NoReturn
 
 import pytest
 
+from dispatcher import dispatcher as dispatcher_module
 from dispatcher.errors import DeadlineExceeded, EngineFault, InvalidText, TooBusy
 from dispatcher.job import Job
 from dispatcher.request import EncodeOptions
 from gpu_core.errors import SidetokError
 from tests.dispatcher.crew import until
-from tests.fakes import DecodeJob, FakeJob, FakeTokenizer, Gate, Panic, PanicException, submit
+from tests.fakes import LIMIT_S, DecodeJob, FakeJob, FakeTokenizer, Gate, Panic, PanicException, submit
 from tests.rig import LONG, Rig, ids
 
 MARKER = "the secret text of a document"
@@ -294,8 +295,9 @@ def test_cpu_time_is_counted_by_stage(lone: Rig) -> None:
     assert counted_ns <= clock_ns[1] - clock_ns[0]
 
 
-def test_close_finishes_what_is_queued() -> None:
+def test_close_finishes_what_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
     """`close` returns after queued jobs were run; their answers can still be delivered."""
+    monkeypatch.setattr(dispatcher_module, "CLOSE_S", LIMIT_S)
     rig = Rig(1)
     gate = rig.tokenizer.gate("first")
     jobs = [rig.submit(document) for document in ("first", "b", "c")]

@@ -16,6 +16,7 @@ from dispatcher.gpu.process_link import ProcessLink
 from gpu_core.options import GpuOptions
 from gpu_core.shim import compiler
 from tests.engine_rig import (
+    LIMIT_S,
     OPTIONS,
     completions,
     engine_command,
@@ -66,7 +67,7 @@ def test_the_program_over_the_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path:
             done = completions(link, 2)
             assert [wrong_documents(done[n], batches[n], model("split_bpe")) for n in batches] == [[], []]
     finally:
-        assert link.close() == 0
+        assert link.close(LIMIT_S) == 0
 
 
 def test_without_cupy_or_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -79,7 +80,7 @@ def test_without_cupy_or_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert isinstance(report, Fault)
     assert report.permanent
     assert "CuPy is not installed" in report.reason
-    assert link.close() == EXIT_PERMANENT
+    assert link.close(LIMIT_S) == EXIT_PERMANENT
 
 
 def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from dispatcher.gpu.process_link import ProcessLink
 from gpu_core.layout import FLAG_IDS
 from tests.dispatcher.host_engine import HostEngine
 from tests.engine_rig import (
+    LIMIT_S,
     OPTIONS,
     added,
     completions,
@@ -174,7 +175,7 @@ def test_a_killed_engine_is_lost(tmp_path: Path, polls: int) -> None:
         os.kill(link.pid, signal.SIGKILL)
         for _ in range(2):
             with pytest.raises(EngineLost, match="the engine process ended"):
-                link.wait(10)
+                link.wait(LIMIT_S)
         with pytest.raises(EngineLost):
             launch(link, slot, [b"two"])
         assert not link.ready
@@ -191,7 +192,7 @@ def test_a_hung_replay_can_be_told_and_killed(tmp_path: Path) -> None:
         until(lambda: link.longest_replay_s() > 0.05)
         threading.Timer(0.05, link.kill, ["too slow"]).start()
         with pytest.raises(EngineLost, match="too slow"):
-            link.wait(10)
+            link.wait(LIMIT_S)
 
 
 def test_a_fault_of_the_device_ends_the_process(tmp_path: Path) -> None:
@@ -203,9 +204,9 @@ def test_a_fault_of_the_device_ends_the_process(tmp_path: Path) -> None:
             completions(link, 1)
         launch(link, slot, [b"one"])
         with pytest.raises(EngineLost):
-            link.wait(10)
+            link.wait(LIMIT_S)
         assert link.next_report() == Fault(False, "the device is dead")
-        assert link.close() == 3
+        assert link.close(LIMIT_S) == 3
 
 
 def test_no_gpu_is_a_permanent_fault(tmp_path: Path) -> None:
@@ -214,7 +215,7 @@ def test_no_gpu_is_a_permanent_fault(tmp_path: Path) -> None:
     link.start()
     assert link.next_report() == Fault(True, "CuPy is not installed")
     assert link.next_report() is None
-    assert link.close() == 4
+    assert link.close(LIMIT_S) == 4
 
 
 def test_less_memory_means_fewer_slots(tmp_path: Path) -> None:
@@ -302,7 +303,7 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
             link.load(model().key, tables_fd("byte_bpe"))
             link.next_report()
             launch(link, link.slots(model().key)[0], [b"one"])
-        assert link.close() is not None
+        assert link.close(LIMIT_S) is not None
         assert not is_alive(pid)
         del link
         gc.collect()
@@ -323,7 +324,7 @@ def test_closing_while_somebody_waits(tmp_path: Path) -> None:
         waiting = threading.Thread(target=wait)
         waiting.start()
         until(lambda: link._waiting)
-        assert link.close() == 0
+        assert link.close(LIMIT_S) == 0
         waiting.join()
         assert reasons == ["the engine was closed"]
         assert link.control.fileno() == -1
@@ -351,4 +352,4 @@ def test_many_tokenizers_on_one_engine(tmp_path: Path) -> None:
             done = completions(link, len(left))
             assert [wrong_documents(done[n], batches[n], which) for n in batches] == [[]] * len(left)
     finally:
-        assert link.close() == 0
+        assert link.close(LIMIT_S) == 0
