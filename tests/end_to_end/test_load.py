@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 import threading
@@ -21,6 +22,9 @@ N_REQUESTS = 10_000
 N_CONNECTIONS = 200
 MAX_LAG_S = 0.05
 WINDOW_S = 10.0
+N_TRIES = 4
+MAX_PRESSURE = 0.5
+"""Part of the time in which others wait for a CPU before a try that says something."""
 IDLE = """
 import select, sys, time
 late_s = 0.0
@@ -84,16 +88,32 @@ def test_the_loop_stays_punctual(embedded: ServiceProcess) -> None:
     reference = Reference.from_str(embedded_tokenizer_json().decode())
     small, large = reference.encode("small").ids, reference.encode(text).ids
     lags_s: list[float] = []
+    was_calm = False
     # What takes the CPU makes the loop late, and a process that does nothing as well: that is no fault of the loop. One
     # calm moment is proof enough.
-    while len(lags_s) < 3 and not (lags_s and lags_s[-1] < MAX_LAG_S):
+    while len(lags_s) < N_TRIES and not (lags_s and lags_s[-1] < MAX_LAG_S):
         # The gauge looks back ten seconds: at the load of the model, or at the attempt before.
+        before_s = waited_s()
         threading.Event().wait(WINDOW_S)
+        was_calm |= waited_s() - before_s < MAX_PRESSURE * WINDOW_S
         with subprocess.Popen([sys.executable, "-c", IDLE], stdin=PIPE, stdout=PIPE, text=True) as idle:
             assert ask_beside(embedded, text, small) == large
             late_s, _ = idle.communicate()
         lags_s.append(embedded.metrics()["sidetok_event_loop_lag_seconds"][()] - float(late_s))
+    if min(lags_s) >= MAX_LAG_S and not was_calm:
+        pytest.skip(
+            "others want the CPUs all the while: a thread that is interrupted with the interpreter's lock delays all"
+        )
     assert min(lags_s) < MAX_LAG_S
+
+
+def waited_s() -> float:
+    """For how long processes of this machine have waited for a CPU; none where the system does not tell."""
+    try:
+        found = re.search(r"^some .*total=(\d+)", Path("/proc/pressure/cpu").read_text(), re.M)
+    except OSError:
+        found = None
+    return int(found[1]) * 1e-6 if found else 0.0
 
 
 def ask_beside(service: ServiceProcess, text: str, small: list[int]) -> list[int]:
