@@ -11,6 +11,7 @@ import operator
 import os
 import random
 import select
+import signal
 import socket
 import subprocess
 import threading
@@ -64,6 +65,7 @@ class _Process:
         self.running = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=numbers)
         for end in theirs:
             end.close()
+        self._ending = threading.RLock()
         self._clock = clocks.register_process("model_process", self.running.pid)
         self.ready_s = 0.0
         self.is_lost = False
@@ -99,16 +101,24 @@ class _Process:
         assert isinstance(reply, Reply)
         return reply
 
+    def kill(self) -> None:
+        """End the process, unless it has ended."""
+        # Not `Popen.kill`: that waits for one that has ended, and then nobody can read its clock any more.
+        with self._ending, contextlib.suppress(ProcessLookupError):
+            if self.running.returncode is None:
+                os.kill(self.running.pid, signal.SIGKILL)
+
     def reap(self) -> None:
         """Wait for the end of the process. Calls under way fail, and so do all later ones."""
-        # `kill` may have been first.
+        # Whoever embeds this may wait for all children.
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, self.running.pid, os.WEXITED | os.WNOWAIT)
         self.is_lost = True
         # It looks at the clock, too, whose number is another process's soon.
         self._guard.join()
         self._clock.end()
-        self.running.wait()
+        with self._ending:
+            self.running.wait()
         # Each comes back when its call has failed; a closed one goes on failing.
         for _ in self.connections:
             connection = self.idle.get()
@@ -131,7 +141,7 @@ class _Process:
             limit = SILENT_LOOKS_LOADING if is_loading else SILENT_LOOKS
             if n_silent >= limit or (n_silent > 1 and _is_stopped(self.running.pid)):
                 log.error("the process of a model hangs and is ended", extra={"pid": self.running.pid})
-                self.running.kill()
+                self.kill()
                 return
 
 
@@ -204,7 +214,7 @@ class ModelProcess:
             self._is_closed = True
             self._changed.notify_all()
             if self._newest is not None:
-                self._newest.running.kill()
+                self._newest.kill()
 
     def join(self) -> None:
         """Wait until the process is gone, after `close`."""
@@ -234,11 +244,11 @@ class ModelProcess:
         with self._changed:
             self._newest = process
             if self._is_closed:
-                process.running.kill()
+                process.kill()
         try:
             facts = process.load(self._data, self._options)
         except BaseException as error:
-            process.running.kill()
+            process.kill()
             process.reap()
             if isinstance(error, _Lost):
                 raise EngineFault("The process of this model ended while it loaded.") from None

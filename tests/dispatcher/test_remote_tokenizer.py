@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import signal
@@ -272,16 +271,6 @@ def test_a_process_that_works_for_long_is_left_alone(remote: RemoteTokenizer, mo
     assert pid_of(remote) == pid
 
 
-def child_pids() -> set[int]:
-    """Processes that this one started."""
-    found = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            if int(stat.read_text().rpartition(")")[2].split()[1]) == os.getpid():
-                found.add(int(stat.parent.name))
-    return found
-
-
 class Stop:
     """An option that stops the process that reads it."""
 
@@ -294,12 +283,12 @@ def test_a_process_that_is_stopped_while_it_loads(clocks: ThreadClocks, monkeypa
     # What is silent for long is ended too, but not here: this one is seen to be stopped.
     monkeypatch.setattr(model_process, "LOOK_S", 0.05)
     monkeypatch.setattr(model_process, "SILENT_LOOKS_LOADING", 10_000)
-    before = child_pids()
     process = ModelProcess(tokenizer_json(FAMILY), {"cache_dir": Stop()}, clocks)
     with pytest.raises(EngineFault, match=r"^The process of this model ended while it loaded\.$"):
         process.start()
     assert not process.is_running
-    assert child_pids() <= before
+    assert process._newest is not None
+    assert has_ended(process._newest.running.pid)
 
 
 PARENT = """
@@ -397,8 +386,20 @@ def test_nobody_waits_for_a_process_that_is_started(clocks: ThreadClocks, monkey
     assert not process.is_running
 
 
-def test_a_file_that_cannot_be_loaded(clocks: ThreadClocks) -> None:
-    """The reason is that of `load_tokenizer`; no process and no thread is left."""
+class EndedProcess(model_process._Process):
+    """One that has ended by the time that its error is told."""
+
+    def load(self, *arguments: Any) -> Any:
+        """See `_Process`."""
+        try:
+            return super().load(*arguments)
+        finally:
+            until(lambda: not is_alive(self.running.pid))
+
+
+def test_a_file_that_cannot_be_loaded(clocks: ThreadClocks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason is that of `load_tokenizer`; no process and no thread is left, and what it used is counted."""
+    monkeypatch.setattr(model_process, "_Process", EndedProcess)
     with pytest.raises(TokenizerFileError) as here:
         load_tokenizer(b"{}", cache_dir=None)
     before = holdings()
