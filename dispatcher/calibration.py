@@ -37,6 +37,8 @@ N_RUNS = 5
 """Of one text; the median counts. One more before them warms up."""
 PROBE_S = 2.0
 """A GPU that takes longer for one text is not calibrated."""
+LOOK_S = 0.0005
+"""How often it is looked whether an answer has been counted."""
 
 
 class Spent(NamedTuple):
@@ -134,8 +136,9 @@ def gpu_probe(route: GpuRoute, model_key: str) -> Probe:
             failed.append(reason)
             ended.set()
 
-        group = Group(model_key, [text.encode()], lambda _group: ended.set(), on_fallback)
-        cpu_ns, start_ns = _cpu_ns_of(route), time.monotonic_ns()
+        data = text.encode()
+        group = Group(model_key, [data], lambda _group: ended.set(), on_fallback)
+        before, start_ns = _counted(route), time.monotonic_ns()
         route.submit(group)
         if not ended.wait(PROBE_S):
             group.cancelled = True
@@ -143,7 +146,12 @@ def gpu_probe(route: GpuRoute, model_key: str) -> Probe:
         took_ns = time.monotonic_ns() - start_ns
         if failed:
             raise ProbeFailed(f"the GPU route gives no answer: {failed[0]}")
-        return Spent(took_ns, _cpu_ns_of(route) - cpu_ns)
+        # Replays are counted once they were handed out.
+        while (after := _counted(route)).n_bytes < before.n_bytes + len(data):
+            if time.monotonic_ns() > start_ns + took_ns + PROBE_S * 1e9:
+                raise ProbeFailed("the GPU route does not count its answer")
+            time.sleep(LOOK_S)
+        return Spent(took_ns, after.cpu_ns - before.cpu_ns)
 
     return probe
 
@@ -289,9 +297,16 @@ def _time(
     return Spent(int(median(run.time_ns for run in runs)), int(median(run.cpu_ns for run in runs)))
 
 
-def _cpu_ns_of(route: GpuRoute) -> int:
+class _Counted(NamedTuple):
+    """What a route has counted."""
+
+    n_bytes: int
+    cpu_ns: int
+
+
+def _counted(route: GpuRoute) -> _Counted:
     counted = route.snapshot()
-    return counted.stage_cpu_ns + counted.deliver_cpu_ns + counted.engine_cpu_ns
+    return _Counted(counted.batch_bytes.sum, counted.stage_cpu_ns + counted.deliver_cpu_ns + counted.engine_cpu_ns)
 
 
 def _fields(key: CalibrationKey) -> dict[str, str | int]:

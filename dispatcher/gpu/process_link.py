@@ -278,10 +278,7 @@ class ProcessLink:
 
     def receive(self) -> Report | None:
         """Take the next report from the control stream; None at its end. Raises `EngineLost` for nonsense."""
-        try:
-            packet = self.control.recv(MAX_PACKET)
-        except OSError:
-            packet = b""
+        packet = _next_packet(self.control)
         if not packet:
             self._lost = self._lost or ENDED
             return None
@@ -404,6 +401,19 @@ class ProcessLink:
         n_captures = sum(model.n_captures for model in self._models.values())
         self.facts = DeviceFacts(old.name, old.n_gpus, old.total_bytes, report.free_bytes, n_captures, old.start_s)
         self._slots = self._slots | {model.key: model.slots}
+
+
+def _next_packet(stream: socket.socket) -> bytes:
+    """The next packet; empty at the end."""
+    for _attempt in range(2):
+        try:
+            return stream.recv(MAX_PACKET)
+        except ConnectionResetError:
+            # The other end left something unread. That is told once, before what it said at last.
+            continue
+        except OSError:
+            break
+    return b""
 
 
 def _socket_pair() -> tuple[socket.socket, socket.socket]:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +31,7 @@ from dispatcher.calibration import (
 from dispatcher.costs import KINDS, CostKey, Costs, Line, StartValues, content_kind
 from dispatcher.gpu.fake_link import FakeEngine, make_slots
 from dispatcher.gpu.route import GpuRoute
+from dispatcher.gpu.route_tally import RouteSnapshot
 from gpu_core.ladder import SizeClass
 from tests.fakes import LIMIT_S
 
@@ -218,7 +220,7 @@ def test_probe_of_the_cpu_route() -> None:
 
 
 def test_probe_of_the_gpu_route(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits for the answer; without one it fails with a reason and no text."""
+    """It waits for the answer, and until that is counted; without one it fails with a reason and no text."""
     monkeypatch.setattr(calibration, "PROBE_S", LIMIT_S)
     engine = FakeEngine(None, {"m": make_slots("m", (SizeClass(1_024, 64),))}, engine_cpu_ns=5_000_000)
     route = GpuRoute({})
@@ -226,6 +228,21 @@ def test_probe_of_the_gpu_route(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ProbeFailed, match="not ready"):
         probe("text")
     route.attach(engine)
+    looked, count, snapshot = threading.Event(), route._tally.completed, route.snapshot
+
+    def late_count(*arguments: Any) -> None:
+        assert looked.wait(LIMIT_S)
+        count(*arguments)
+
+    def look() -> RouteSnapshot:
+        seen = snapshot()
+        if engine.launches:
+            looked.set()
+        return seen
+
+    # The replay is counted when somebody has looked for it.
+    route._tally.completed = late_count  # type: ignore[assignment]
+    route.snapshot = look  # type: ignore[method-assign]
 
     def serve() -> None:
         while not route.turn(1.0):

@@ -9,6 +9,7 @@ import pytest
 from dispatcher.gpu.link import EngineLost, Slot
 from dispatcher.gpu.messages import (
     COMPLETED,
+    Fault,
     Hello,
     Load,
     Loaded,
@@ -95,6 +96,16 @@ def test_a_reason_that_nobody_knows(link: Scripted) -> None:
     with pytest.raises(EngineLost):
         link.wait(0.0)
     assert not link.ready
+
+
+def test_the_last_words_of_an_engine_that_left_orders_unread(link: Scripted) -> None:
+    """They are heard, and the end after them."""
+    link.load(model().key, tables_fd("byte_bpe"))
+    send_report(link._engine_control, Fault(True, "no GPU"))
+    link._engine_control.close()
+    assert link.receive() == Fault(True, "no GPU")
+    assert link.receive() is None
+    assert link.lost_reason == "no GPU"
 
 
 @pytest.mark.parametrize(("number", "epoch"), [(0, 2), (1, 1), (77, 1)])
