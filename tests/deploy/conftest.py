@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -76,8 +77,15 @@ def exposition() -> Iterator[str]:
             # The engine of this frontend may be later than another's.
             eventually(lambda: wire.ask(encode("Hello, world!", route="gpu")).status == 200)
             eventually(lambda: set(SOME) <= process.metrics().keys())
+            answers: list[httpx.Response] = []
             with process.client() as client:
-                yield client.get("/metrics").text
+
+                def answered() -> bool:
+                    answers.append(client.get("/metrics"))
+                    return answers[-1].status_code == 200
+
+                eventually(answered)
+            yield answers[-1].text
 
 
 @pytest.fixture(scope="session")

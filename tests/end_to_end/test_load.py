@@ -77,8 +77,8 @@ def _ok(service: ServiceProcess) -> float:
 
 @pytest.fixture
 def embedded(folder: Path, home: Path) -> Iterator[ServiceProcess]:
-    """The embedded model behind the reference engine: a large document takes seconds."""
-    with serving(folder, "--cpu-engine=reference", cache_dir=home / "cache") as process:
+    """The embedded model behind the reference engine: a large document takes seconds, and as long as it likes."""
+    with serving(folder, "--cpu-engine=reference", "--timeout=0", cache_dir=home / "cache") as process:
         yield process
 
 
