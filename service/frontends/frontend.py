@@ -35,6 +35,8 @@ log = logging.getLogger("sidetok.frontends")
 
 SHOW_S = 0.05
 """How often the number of connections is written to the board."""
+LEAVE_S = 5.0
+"""How long the end waits for the last figures to be told: without them sums would go down."""
 BEAT_S = 0.5
 """How often a frontend shows that it moves."""
 
@@ -117,8 +119,9 @@ class Frontend:
         """Tell the last figures."""
         self._hearing.cancel()
         with contextlib.suppress(RuntimeError, TimeoutError):
-            await asyncio.wait_for(self._report(UNASKED), REPORT_S)
-            await asyncio.wait_for(self._channel.flush(), REPORT_S)
+            async with asyncio.timeout(LEAVE_S):
+                await self._report(UNASKED)
+                await self._channel.flush()
 
     def _beat(self) -> None:
         self.board.beat(self.number)
