@@ -30,6 +30,8 @@ POLICIES = ("adaptive", "gpu", "cpu")
 START_LIMIT_S = 120.0
 CALIBRATION_LIMIT_S = 8.0
 LOOK_S = 0.02
+HOST_ENGINES: dict[str, Any] = {"gpu_watchdog_s": 60.0}
+"""Options of engines whose program was replaced: one without a GPU may be held up like any other process."""
 SWEEP_S = 0.1
 """The event loop of the service does so, too."""
 
@@ -59,7 +61,7 @@ class DispatcherService:
         self.tokenizer = load_tokenizer(tokenizer_json, cache_dir=None)
         is_real = not command and make_gpu is None
         self.gpus = Gpus(
-            GpuRouteOptions(gpus=gpus, gpu_engine=engine),
+            GpuRouteOptions(gpus=gpus, gpu_engine=engine, **({} if is_real else HOST_ENGINES)),
             clocks,
             command=command,
             calibrate=is_real,

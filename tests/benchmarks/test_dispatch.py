@@ -44,7 +44,7 @@ def test_policies_on_both_routes_and_a_killed_engine(data: DeviceData, tmp_path:
         parts=("policies", "kill"),
         rates=(80,),
         seconds=0.6,
-        kill_rate=80,
+        kill_rate=40,
         # An eighth of it passes before the kill; what follows is to be seen in the rest.
         kill_seconds=4.0,
         gpus="0",

@@ -29,7 +29,7 @@ def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as it:
         # Root has no sandbox of its own, and containers give little memory to /dev/shm.
         arguments = ["--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
-        chromium = it.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        chromium = it.chromium.launch(executable_path=CHROMIUM, args=arguments, timeout=LIMIT_S * 1000)
         yield chromium
         chromium.close()
 
