@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,12 +97,15 @@ class Sockets:
         self.uds = socket.socket(socket.AF_UNIX)
         self.uds.bind(str(self.path))
         self.uds.listen(128)
+        self.started: list[ServiceProcess] = []
 
     def start(self, folder: Path, *arguments: str, cache_dir: Path) -> ServiceProcess:
         """A process that is given both."""
         fds = (self.tcp.fileno(), self.uds.fileno())
         program = (sys.executable, "-c", HAND_OVER, ",".join(map(str, fds)), MAIN, "serve")
-        return ServiceProcess(folder, *arguments, uds=self.path, cache_dir=cache_dir, program=program, pass_fds=fds)
+        more: dict[str, Any] = {"uds": self.path, "cache_dir": cache_dir, "program": program, "pass_fds": fds}
+        self.started.append(ServiceProcess(folder, *arguments, **more))
+        return self.started[-1]
 
     def connect(self, uds: bool) -> Wire:
         """A new connection, whether or not anybody accepts it now."""
@@ -113,9 +117,11 @@ class Sockets:
 
 @pytest.fixture
 def sockets(folder: Path) -> Iterator[Sockets]:
-    """Sockets that are closed in the end."""
+    """Sockets that are closed in the end, when no process is left that was given them."""
     held = Sockets(folder)
     yield held
+    for process in held.started:
+        process.stop()
     held.tcp.close()
     held.uds.close()
 
