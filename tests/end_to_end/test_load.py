@@ -24,7 +24,10 @@ MAX_LAG_S = 0.05
 WINDOW_S = 10.0
 N_TRIES = 4
 MAX_PRESSURE = 0.5
-"""Part of the time in which others wait for a CPU before a try that says something."""
+"""Part of the time in which others wait for a CPU, beyond which a machine is not calm."""
+BUSY_LAG_S = 0.8
+"""The bound where no moment was calm: a thread that is interrupted with the interpreter's lock delays all of them. The
+document takes seconds, and so would a loop that waits for it."""
 IDLE = """
 import select, sys, time
 late_s = 0.0
@@ -100,11 +103,7 @@ def test_the_loop_stays_punctual(embedded: ServiceProcess) -> None:
             assert ask_beside(embedded, text, small) == large
             late_s, _ = idle.communicate()
         lags_s.append(embedded.metrics()["sidetok_event_loop_lag_seconds"][()] - float(late_s))
-    if min(lags_s) >= MAX_LAG_S and not was_calm:
-        pytest.skip(
-            "others want the CPUs all the while: a thread that is interrupted with the interpreter's lock delays all"
-        )
-    assert min(lags_s) < MAX_LAG_S
+    assert min(lags_s) < (MAX_LAG_S if was_calm else BUSY_LAG_S)
 
 
 def waited_s() -> float:
