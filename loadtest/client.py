@@ -34,6 +34,8 @@ OUTCOMES = {
 SCRATCH_BYTES = 1 << 18
 MAX_SWEEP_NS = 50_000_000
 PROGRESS_NS = 100_000_000
+REQUEST_BYTES = 512
+"""What a request that is made before its turn takes beside its own bytes, about."""
 
 
 @dataclass(slots=True)
@@ -97,11 +99,13 @@ class Client:
         self._start_ns = 0
 
     def prepare(self, n_bytes: int) -> None:
-        """Make the first requests, of about so many bytes in all: each takes as long as a server that is fast."""
+        """Make the first requests, for about so many bytes of memory: each takes as long as a server that is fast."""
         row = 0
         while row < len(self._at_ns) and n_bytes > 0:
-            self._made[row] = self._buffers(row)
-            n_bytes -= sum(map(len, self._made[row]))
+            # Some encoders leave kilobytes of room behind a short request; a copy has none.
+            made = [bytes(memoryview(buffer)) if isinstance(buffer, bytes) else buffer for buffer in self._buffers(row)]
+            self._made[row] = made
+            n_bytes -= REQUEST_BYTES + sum(map(len, made))
             row += 1
 
     def run(self, start_ns: int, progress: Callable[[int], None] = lambda n_done: None) -> Record:
@@ -161,6 +165,7 @@ class Client:
                     # A Unix socket whose queue of connections is full; tried again later, while the clock runs.
                     return
                 except OSError:
+                    self._made.pop(self._waiting[0], None)
                     self._finish(self._waiting.popleft(), CANNOT_CONNECT)
                     continue
             else:

@@ -20,7 +20,7 @@ from loadtest.target import Target
 from loadtest.wire import HttpWire
 
 PREPARED_BYTES = 256 << 20
-"""Requests that are made before the start, by all processes together."""
+"""Memory for requests that are made before the start, of all processes together."""
 
 
 @dataclass(frozen=True, slots=True)

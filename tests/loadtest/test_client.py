@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +15,16 @@ import pytest
 
 from loadtest import client as client_module
 from loadtest.api import NativeOctets
-from loadtest.client import CANNOT_CONNECT, CLOSED, MALFORMED, NOT_SENT, TIMED_OUT, Client, Record
+from loadtest.client import (
+    CANNOT_CONNECT,
+    CLOSED,
+    MALFORMED,
+    NOT_SENT,
+    REQUEST_BYTES,
+    TIMED_OUT,
+    Client,
+    Record,
+)
 from loadtest.plan import Plan, PlanBuilder
 from loadtest.pool import Pool, write_pool
 from loadtest.target import Target, parse_target
@@ -162,9 +173,9 @@ def test_the_next_request_is_made_while_its_connection_is_busy(pool: Pool) -> No
     ]
 
 
-@pytest.mark.parametrize(("n_bytes", "n_made"), [(0, 0), (1, 1), (500, 3), (1 << 30, N)])
+@pytest.mark.parametrize(("n_bytes", "n_made"), [(0, 0), (1, 1), (2 * REQUEST_BYTES + 500, 3), (1 << 30, N)])
 def test_requests_that_are_made_before_the_start(n_bytes: int, n_made: int, pool: Pool) -> None:
-    """The first ones, up to some bytes; each request is made once, and its answer is that of its text."""
+    """The first ones, for some bytes of memory; each request is made once, and its answer is that of its text."""
     plan, api = planned(pool, gap_ms=0.0, n_bytes=100), WatchedOctets()
     with faking(right) as server:
         target = target_of(server)
@@ -174,8 +185,39 @@ def test_requests_that_are_made_before_the_start(n_bytes: int, n_made: int, pool
         record = client.run(time.monotonic_ns())
     assert api.n_made == N
     assert record.outcome.tolist() == [200] * N
+    assert client._made == {}
     for row, answer in record.answers.items():
         assert api.ids(0, answer)[0].tolist() == list(pool.text(*plan.documents(row)[0]))
+
+
+SHORT_REQUESTS = """
+import resource, sys
+from pathlib import Path
+from loadtest.api import NativeJson
+from loadtest.client import Client
+from loadtest.pool import write_pool
+from loadtest.target import parse_target
+from loadtest.wire import HttpWire
+from tests.loadtest.test_client import planned
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+pool, target = write_pool(Path(sys.argv[1]), {"a": b"some text " * 1000}, 1000), parse_target("unix:/none")
+plan = planned(pool, n=40_000, n_bytes=20)
+client = Client(plan, pool, target, HttpWire(""), NativeJson(""), connections=1, timeout_s=1.0)
+before = resident_bytes()
+client.prepare(16 << 20)
+print(resident_bytes() - before)
+"""
+
+
+def test_memory_of_short_requests(tmp_path: Path) -> None:
+    """However short they are, those that are made before the start take no more memory than they may."""
+    # In a process of its own, where nobody left memory that could be taken first.
+    command = [sys.executable, "-c", SHORT_REQUESTS, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert 4 << 20 < int(done.stdout) < 20 << 20
 
 
 def test_no_request_waits_inside_the_client(pool: Pool, tmp_path: Path) -> None:
@@ -269,8 +311,10 @@ def test_nobody_listens(pool: Pool, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     for target in (parse_target(f"http://127.0.0.1:{port}"), parse_target(f"unix:{tmp_path / 'none'}")):
-        record = run(planned(pool), pool, target)
-        assert record.outcome.tolist() == [CANNOT_CONNECT] * N
+        client = Client(planned(pool), pool, target, HttpWire(""), NativeOctets(""), connections=8, timeout_s=TIMEOUT_S)
+        client.prepare(1 << 30)
+        assert client.run(time.monotonic_ns()).outcome.tolist() == [CANNOT_CONNECT] * N
+        assert client._made == {}
 
 
 def test_no_connection_becomes_free(pool: Pool) -> None:
