@@ -2,6 +2,7 @@
 
 import os
 import queue
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from dispatcher.gpu.table_builder import TableBuilders, read_tables
 from gpu_core.spec import read_spec
 from gpu_core.tables import build_tables
 from tests.data import tokenizer_json
-from tests.engine_rig import LIMIT_S, added, holdings, until
+from tests.engine_rig import LIMIT_S, added, holdings, is_alive, until
 
 Built = queue.SimpleQueue[tuple[str, int, str]]
 
@@ -137,3 +138,29 @@ def test_closing_ends_what_is_just_begun(
     closer.join(LIMIT_S / 2)
     assert not closer.is_alive()
     assert built.empty()
+
+
+PARENT = """
+import os, subprocess
+from dispatcher.gpu.child import python_command
+from dispatcher.gpu.table_builder import MODULE
+fd = os.memfd_create("tables")
+builder = subprocess.Popen([*python_command(MODULE), str(fd), "", str(os.getpid())], pass_fds=(fd,))
+print(builder.pid, flush=True)
+builder.wait()
+"""
+
+
+def test_it_ends_with_its_parent() -> None:
+    """However that ends: also when the builder still waits for the file, which would be for ever here."""
+    read_end, write_end = os.pipe()
+    try:
+        command = [sys.executable, "-c", PARENT]
+        with subprocess.Popen(command, stdin=read_end, stdout=subprocess.PIPE) as parent:
+            assert parent.stdout is not None
+            pid = int(parent.stdout.readline())
+            parent.kill()
+        until(lambda: not is_alive(pid))
+    finally:
+        os.close(read_end)
+        os.close(write_end)
