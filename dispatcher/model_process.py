@@ -104,8 +104,10 @@ class _Process:
     def kill(self) -> None:
         """End the process, unless it has ended."""
         # Not `Popen.kill`: that waits for one that has ended, and then nobody can read its clock any more.
-        with self._ending, contextlib.suppress(ProcessLookupError):
+        with self._ending, contextlib.suppress(ProcessLookupError, ChildProcessError):
             if self.running.returncode is None:
+                # Whoever embeds this may have waited for it. Then its number is nobody's, or another process's soon.
+                os.waitid(os.P_PID, self.running.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
                 os.kill(self.running.pid, signal.SIGKILL)
 
     def reap(self) -> None:
