@@ -282,10 +282,14 @@ def test_a_process_that_is_stopped_while_it_loads(clocks: ThreadClocks, monkeypa
     """The load fails; it does not keep all later ones waiting."""
     # What is silent for long is ended too, but not here: this one is seen to be stopped.
     monkeypatch.setattr(model_process, "LOOK_S", 0.05)
-    monkeypatch.setattr(model_process, "SILENT_LOOKS_LOADING", 10_000)
+    monkeypatch.setattr(model_process, "SILENT_LOOKS_LOADING", 1 << 60)
     process = ModelProcess(tokenizer_json(FAMILY), {"cache_dir": Stop()}, clocks)
+    giving_up = threading.Timer(LIMIT_S, process.close)
+    giving_up.start()
     with pytest.raises(EngineFault, match=r"^The process of this model ended while it loaded\.$"):
         process.start()
+    giving_up.cancel()
+    assert not process._is_closed
     assert not process.is_running
     assert process._newest is not None
     assert has_ended(process._newest.running.pid)
