@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -61,3 +62,36 @@ def test_a_wait_is_ended(pipe: tuple[int, int]) -> None:
     poller.add(pipe[0], READ)
     threading.Thread(target=os.write, args=(pipe[1], b"x")).start()
     assert poller.wait(LONG_NS) == [(pipe[0], READ)]
+
+
+class IdleEpoll:
+    """Nothing is ever ready, and what is waited for is noted."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.waits_s: list[float] = []
+
+    def poll(self, timeout_s: float) -> list[tuple[int, int]]:
+        """See `select.epoll`."""
+        self.waits_s.append(timeout_s)
+        return []
+
+    def fileno(self) -> int:
+        """What `select` looks at."""
+        return self._fd
+
+
+@pytest.mark.parametrize("timeout_ns", [*range(3_000_000, 4_200_000, 70_000), 49_999_999, LONG_NS])
+def test_a_long_wait_leaves_time_for_its_end(
+    timeout_ns: int, pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the whole milliseconds that `epoll` makes of it, none is beyond the last part of the wait."""
+    poller, epoll = Poller(), IdleEpoll(pipe[0])
+    poller.close()
+    monkeypatch.setattr(poller, "_epoll", epoll)
+    # The clock is at the end of the wait when the first call has returned.
+    monkeypatch.setattr(time, "monotonic_ns", lambda: timeout_ns * len(epoll.waits_s))
+    assert poller.wait(timeout_ns) == []
+    first_s, second_s = epoll.waits_s
+    assert 1_000_000 <= math.ceil(first_s * 1000) * 1_000_000 <= timeout_ns - SPIN_NS
+    assert second_s == 0
