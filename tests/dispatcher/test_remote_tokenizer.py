@@ -390,18 +390,6 @@ def test_nobody_waits_for_a_process_that_is_started(clocks: ThreadClocks, monkey
     assert not process.is_running
 
 
-def test_a_process_that_somebody_else_waited_for(clocks: ThreadClocks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its number, which is another process's soon, gets no signal."""
-    process, signalled = model_process._Process(1, clocks), list[int]()
-    os.kill(process.running.pid, signal.SIGKILL)
-    os.waitpid(process.running.pid, 0)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "kill", lambda pid, number: signalled.append(pid))
-        process.kill()
-    process.reap()
-    assert signalled == []
-
-
 class EndedProcess(model_process._Process):
     """One that has ended by the time that its error is told."""
 
