@@ -30,6 +30,15 @@ from tests.dispatcher.host_engine import HostEngine, reference_pairs
 LIMIT_S = 60.0
 """How long a test waits for what must happen; reaching it fails the test, so nothing depends on its value."""
 OPTIONS = GpuOptions(size_classes_bytes=(4096, 65536))
+ROUTE_OPTIONS: dict[str, Any] = {
+    "gpus": "0",
+    "gpu_classes_kib": "4,512",
+    "gpu_contexts": 2,
+    "gpu_restart_min_s": 0.01,
+    # A host that has other things to do is no fault of an engine.
+    "gpu_watchdog_s": LIMIT_S,
+}
+"""Of `GpuRouteOptions`, for engines in processes that stand in for GPUs."""
 WORDS = ["one", " two", " three's", " 4567", "\n\n", " caf\u00e9", " \u4f60\u597d", "  x = f(y);"]
 
 

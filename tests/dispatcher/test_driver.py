@@ -23,16 +23,7 @@ from dispatcher.tokenizer import Tokenizer
 from tests.data import tokenizer_json
 from tests.dispatcher.group_caller import PLAIN, GroupCaller
 from tests.dispatcher.host_engine import HostEngine
-from tests.engine_rig import LIMIT_S, engine_command, until
-
-OPTIONS: dict[str, Any] = {
-    "gpus": "0",
-    "gpu_classes_kib": "4,512",
-    "gpu_contexts": 2,
-    "gpu_restart_min_s": 0.01,
-    # A host that has other things to do is no fault of an engine.
-    "gpu_watchdog_s": LIMIT_S,
-}
+from tests.engine_rig import LIMIT_S, ROUTE_OPTIONS, engine_command, until
 
 
 class Driven(GroupCaller):
@@ -42,7 +33,7 @@ class Driven(GroupCaller):
         command = engine_command(folder, "byte_bpe", **script)
         files = {tokenizer.spec.digest: str(folder / "byte_bpe.json")}
         gpus = Gpus(
-            GpuRouteOptions(**OPTIONS, gpu_engine=engine),
+            GpuRouteOptions(**ROUTE_OPTIONS, gpu_engine=engine),
             ThreadClocks(),
             folder,
             command,

@@ -28,16 +28,7 @@ from dispatcher.tokenizer import Tokenizer, load_tokenizer
 from gpu_core.errors import SidetokError
 from gpu_core.normal_form import Rewriter
 from tests.data import tokenizer_json
-from tests.engine_rig import LIMIT_S, engine_command, until
-
-OPTIONS: dict[str, Any] = {
-    "gpus": "0",
-    "gpu_classes_kib": "4,512",
-    "gpu_contexts": 2,
-    "gpu_restart_min_s": 0.01,
-    # A host that has other things to do is no fault of an engine.
-    "gpu_watchdog_s": LIMIT_S,
-}
+from tests.engine_rig import LIMIT_S, ROUTE_OPTIONS, engine_command, until
 
 
 class Made:
@@ -51,7 +42,7 @@ class Made:
     def __call__(self, calibrate: bool = False, options: dict[str, Any] | None = None, **script: Any) -> Gpus:
         """GPUs whose engines do as scripted."""
         command = engine_command(self._folder, "byte_bpe", **script)
-        gpus = Gpus(GpuRouteOptions(**OPTIONS | (options or {})), self.clocks, self._folder, command, calibrate)
+        gpus = Gpus(GpuRouteOptions(**ROUTE_OPTIONS | (options or {})), self.clocks, self._folder, command, calibrate)
         self._made.append(gpus)
         gpus.start()
         return gpus
