@@ -18,7 +18,7 @@ import zstandard
 from tokenizers import Tokenizer as Reference
 
 from tests.data import adversarial, tokenizer_json
-from tests.engine_rig import until
+from tests.engine_rig import LIMIT_S, until
 from tests.service.files_rig import Workplace, digests, json_lines
 
 ray: Any = pytest.importorskip("ray")
@@ -35,6 +35,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = tmp_path_factory.mktemp("r")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        # Serve ends a proxy that takes longer to start, also where others have the CPUs.
+        for name in ("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S"):
+            patch.setenv(name, str(LIMIT_S))
         start(folder)
         yield
         ray.shutdown()
