@@ -165,7 +165,6 @@ class Client:
                     # A Unix socket whose queue of connections is full; tried again later, while the clock runs.
                     return
                 except OSError:
-                    self._made.pop(self._waiting[0], None)
                     self._finish(self._waiting.popleft(), CANNOT_CONNECT)
                     continue
             else:
@@ -248,7 +247,6 @@ class Client:
         """Give up what is over its timeout."""
         latest = now_ns - self._timeout_ns
         while self._waiting and self._at_ns[self._waiting[0]] <= latest:
-            self._made.pop(self._waiting[0], None)
             self._finish(self._waiting.popleft(), NOT_SENT)
         for connection in list(self._open.values()):
             if connection.row >= 0 and self._at_ns[connection.row] <= latest:
@@ -259,6 +257,8 @@ class Client:
         self.record.done_ns[row] = time.monotonic_ns() - self._start_ns
         self.record.outcome[row] = outcome
         self._n_done += 1
+        # What was never sent was perhaps made.
+        self._made.pop(row, None)
 
     def _close(self, connection: Connection) -> None:
         self._poller.remove(connection.fd)
