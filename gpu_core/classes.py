@@ -11,11 +11,14 @@ import hashlib
 import zlib
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 DATA = Path(__file__).parent / "data"
+
+Value = TypeVar("Value", np.uint8, np.uint16)
 
 OTHER, UPPER, LOWER, LETTER, MARK, NUMBER, PUNCTUATION, SPACE = range(8)
 """Base classes: Lu and Lt, Ll, Lm and Lo, M, N, P and S, `\\s`."""
@@ -96,7 +99,7 @@ def family_classes(family: str) -> NDArray[np.uint8]:
     return table
 
 
-def two_stage(table: NDArray[np.uint8]) -> tuple[NDArray[np.uint16], NDArray[np.uint8]]:
+def two_stage(table: NDArray[Value]) -> tuple[NDArray[np.uint16], NDArray[Value]]:
     """A table by code point as (pages, blocks): the value of `c` is `blocks[pages[c >> 8], c & 255]`."""
     blocks, pages = np.unique(table.reshape(-1, 256), axis=0, return_inverse=True)
     return pages.reshape(-1).astype(np.uint16), np.ascontiguousarray(blocks)

@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Writes gpu_core/data/classes.bin and normal_form.bin from the reference engine's own character classes.
+"""Writes gpu_core/data/classes.bin, normal_form.bin and decompositions.bin from what the reference engine does.
 
 Usage: scripts/make_class_tables.py [--check]     --check writes nothing and fails when a file differs
 """
 
 from __future__ import annotations
 
+import itertools
+import random
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,10 +20,12 @@ from tokenizers.pre_tokenizers import Split
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from gpu_core import classes
+from gpu_core import classes, normal_tables
+from gpu_core.twin_normal import normal_form
 
 N_CODE_POINTS = 0x110000
 SURROGATES = range(0xD800, 0xE000)
+HANGUL = range(0xAC00, 0xD7A4)
 
 
 def members(char_class: str) -> NDArray[np.bool_]:
@@ -65,6 +70,41 @@ def normal_form_classes() -> NDArray[np.uint8]:
         elif parts != char:
             table[[ord(part) for part in parts[1:]]] = classes.NOT_NORMAL
     return table
+
+
+def decompositions() -> normal_tables.Decompositions:
+    """Full canonical decompositions, and combining classes of characters that the quick check doubts."""
+    nfd, combining = normalizers.NFD(), _combining_classes(normalizers.NFD())
+    parts, marks = {}, {}
+    doubtful = normal_form_classes() == classes.NOT_NORMAL
+    for code in _code_points():
+        decomposed = nfd.normalize_str(chr(code))
+        if decomposed != chr(code) and code not in HANGUL:
+            parts[code] = tuple(map(ord, decomposed))
+        elif decomposed == chr(code) and doubtful[code]:
+            marks[code] = int(combining[code])
+    return normal_tables.Decompositions(parts, marks)
+
+
+def check_normal_forms() -> None:
+    """The committed decompositions do what the reference does: every code point, every pair that may compose, and
+    random texts.
+    """
+    nfc = normalizers.NFC()
+    known = normal_tables.read_decompositions()
+    # What a character does beside others, its decomposition and its class say; so these are all that may differ.
+    special = sorted({*known.parts, *known.marks, *itertools.chain.from_iterable(known.parts.values())})
+    marks = [code for code in _code_points() if classes.normal_form_classes()[code]]
+    texts = ["a" + chr(code) + "\u0334\u0301" for code in _code_points()]
+    texts += [chr(code) for code in _code_points()]
+    texts += [chr(first) + chr(second) for first in special for second in known.marks]
+    rng = random.Random(1)
+    pools = [special, marks, list(known.marks), [*range(0x1100, 0x1200), *HANGUL], [*range(0x20, 0x250)]]
+    for _ in range(300_000):
+        texts.append("".join(chr(rng.choice(rng.choice(pools))) for _ in range(rng.randrange(2, 9))))
+    for text in texts:
+        if "".join(map(chr, normal_form(list(map(ord, text))))) != nfc.normalize_str(text):
+            raise SystemExit(f"differs from the reference engine: normal form of {text!a}")
 
 
 def _combining_classes(nfd: normalizers.NFD) -> NDArray[np.uint8]:
@@ -112,16 +152,25 @@ def _chunks() -> Iterator[tuple[int, str]]:
 
 def main() -> None:
     """Write the files, or compare them."""
-    stale = []
+    stale: list[str] = []
     for name, table in (("classes.bin", base_classes()), ("normal_form.bin", normal_form_classes())):
-        path, data = classes.DATA / name, classes.pack(table)
-        if "--check" in sys.argv[1:]:
-            stale += [] if path.read_bytes() == data else [name]
-        else:
-            path.write_bytes(data)
-        print(f"{name}: {len(data)} bytes, digest {classes.digest(table)}")
+        stale += _write(name, classes.pack(table))
+        print(f"{name}: digest {classes.digest(table)}")
+    found = decompositions()
+    stale += _write(normal_tables.FILE, zlib.compress(normal_tables.pack(found), 9))
+    print(f"{normal_tables.FILE}: digest {normal_tables.digest(found)}")
     if stale:
         raise SystemExit(f"differs from the reference engine: {', '.join(stale)}")
+    check_normal_forms()
+
+
+def _write(name: str, data: bytes) -> list[str]:
+    """Write a file, or say that it differs."""
+    path = classes.DATA / name
+    if "--check" in sys.argv[1:]:
+        return [] if path.read_bytes() == data else [name]
+    path.write_bytes(data)
+    return []
 
 
 if __name__ == "__main__":
