@@ -14,6 +14,7 @@ from gpu_core.decimal_layout import DECIMAL_KERNEL
 from gpu_core.decode_layout import DECODE_KERNEL
 from gpu_core.join_layout import JOIN_KERNEL
 from gpu_core.layout import KERNELS, Kernel, kernel_directory
+from gpu_core.normal_layout import NORMAL_KERNEL
 from gpu_core.tables import BRIDGE_FAMILY, FAMILIES
 from tests.data import FULL
 
@@ -74,7 +75,9 @@ def test_kernels_compile(kernel: Kernel, architecture: str) -> None:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("kernel", [DECODE_KERNEL, JOIN_KERNEL, DECIMAL_KERNEL], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize(
+    "kernel", [DECODE_KERNEL, JOIN_KERNEL, DECIMAL_KERNEL, NORMAL_KERNEL], ids=lambda kernel: kernel.name
+)
 def test_kernels_of_all_tokenizers_compile(kernel: Kernel, architecture: str) -> None:
     """One kernel for all tokenizers, without a warning."""
     library = nvrtc()
