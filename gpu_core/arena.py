@@ -1,9 +1,9 @@
 """Where the arrays of an execution context lie in its block of pinned memory and its block of device memory.
 
-pinned   completion │ document_starts │ header │ text │ ids │ token_starts │ document_tokens │ document_decimals
-         │ decimals
-device   control │ document_flags │ tile_states │ fetched │ arrived │ and copies of all the others but the completion
-         and what has to do with decimals
+pinned   completion │ reasons │ header │ document_starts │ text │ ids │ token_starts │ document_tokens
+         │ document_decimals │ decimals
+device   control │ document_flags │ tile_states │ fetched │ arrived │ and copies of all the others but the completion,
+         reasons and what has to do with decimals
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpu_core.layout import Buffer, workspace
 
 ALIGNMENT = 256
 _SHARED = ("header", "document_starts", "text", "ids", "token_starts", "document_tokens")
-_PINNED = ("completion", *_SHARED, "document_decimals", "decimals")
+_PINNED = ("completion", "reasons", *_SHARED, "document_decimals", "decimals")
 _DEVICE = ("control", "document_flags", "tile_states", "fetched", "arrived", *_SHARED)
 
 

@@ -99,15 +99,6 @@ def device_address(host: int) -> int:
     return int(runtime.pointerGetAttributes(host).devicePointer)
 
 
-def read_behind(stream: int, source: int, target: NDArray[Any]) -> None:
-    """Copy from the device what the work on a stream leaves there.
-
-    A completion word is visible before its kernel has ended, and a copy on another stream would not wait for that.
-    """
-    runtime.memcpyAsync(target.ctypes.data, source, target.nbytes, runtime.memcpyDeviceToHost, stream)
-    runtime.streamSynchronize(stream)
-
-
 def launch_of(kernel: int, blocks: int, threads: int, *structs: NDArray[Any]) -> Launch:
     """A launch with parameters passed by value."""
     addresses = (ctypes.c_void_p * len(structs))(*(value.ctypes.data for value in structs))

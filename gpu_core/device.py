@@ -1,74 +1,27 @@
-"""The GPU through CuPy: memory, kernels, capture and replay.
+"""The GPU through CuPy: what is there once for all tokenizers, and the tables and kernels of one of them.
 
-    capture   encode        once for each transfer; twice if text is fetched, because two replays take turns
-    replay    header into pinned memory, launch; the last block writes the epoch to a completion word in pinned memory
-
-A context belongs to the thread that uses it, and has a stream of its own: replays of two contexts overlap.
+Its execution contexts are those of `gpu_core.context_device`.
 """
 
 from __future__ import annotations
 
-import ctypes
-import struct
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from gpu_core.arena import arrange
-from gpu_core.cuda import (
-    Launch,
-    address_of,
-    compile_kernels,
-    cupy,
-    device_address,
-    driver,
-    enqueue,
-    host_bytes,
-    launch_of,
-    read_behind,
-    runtime,
-    stream_status,
-    taking_memory,
-    upload,
-)
-from gpu_core.decimal_device import CudaDecimals
+from gpu_core.context_device import CudaContext
+from gpu_core.cuda import address_of, compile_kernels, cupy, runtime, taking_memory, upload
 from gpu_core.decimal_layout import DECIMAL_KERNEL
 from gpu_core.decode_context import DecodeMemory
 from gpu_core.decode_device import CudaDecodeMemory
 from gpu_core.decode_layout import DECODE_KERNEL, DecodeArena
 from gpu_core.decode_tables import DecodeTables
-from gpu_core.errors import DeviceFault, DeviceUnavailable
-from gpu_core.execution import ExecutionContext, OutOfDeviceMemory, reasons_of
-from gpu_core.join_device import CudaJoin, Sides
-from gpu_core.join_layout import JOIN_KERNEL, starts_at
+from gpu_core.errors import DeviceUnavailable
+from gpu_core.execution import ExecutionContext, OutOfDeviceMemory
+from gpu_core.join_layout import JOIN_KERNEL
 from gpu_core.ladder import SizeClass
-from gpu_core.layout import (
-    BATCH,
-    CHUNK,
-    COMPLETION,
-    EPOCH_SHIFT,
-    FETCHED,
-    FLAG_DECIMALS,
-    FLAG_IDS,
-    FLAG_TOKEN_STARTS,
-    HEADER,
-    KERNELS,
-    MAX_FETCHERS,
-    header_flags,
-    n_tiles,
-)
+from gpu_core.normal_device import normal_forms_of
 from gpu_core.options import GpuOptions
 from gpu_core.tables import Tables
-from gpu_core.transfer import FAR_RESIDENT, TRANSFERS, Transfer, choose
-from gpu_core.waiting import is_reached
 
-FIRST_BYTES = 256 << 10
-"""Blocks of contexts up to this size are scheduled before those of larger ones that wait for a multiprocessor."""
-_INPUTS = ("header", "document_starts", "text")
-_RESULTS = ("ids", "token_starts", "document_tokens")
 _REGISTER_MAPPED = 2
 
 
@@ -131,6 +84,8 @@ class CudaDevice:
         self.kernels |= of_all
         self._modules += modules
         self._joining: tuple[int, Any] | None = None
+        self.normal_forms = normal_forms_of(tables)
+        """What brings text into normal form, if the device does."""
 
     @property
     def description(self) -> dict[str, str]:
@@ -158,253 +113,3 @@ class CudaDevice:
             struct = tables.struct({name: memory.ptr for name, memory in entries.items()})
             kernel = kernels[DECODE_KERNEL.name]
             return [CudaDecodeMemory(kernel, struct, arena, (entries, modules)) for _ in range(n_contexts)]
-
-
-class CudaContext:
-    """See `ExecutionContext`."""
-
-    def __init__(self, device: CudaDevice, size: SizeClass, pinned: memoryview | None) -> None:
-        self.size = size
-        self.stream = cupy.cuda.Stream(non_blocking=True, priority=-1 if size.capacity <= FIRST_BYTES else 0)
-        self._device, self._stream = device, self.stream.ptr
-        self._arena = arena = arrange(size.capacity, size.max_documents, device.options.token_starts)
-        self._device_memory = cupy.cuda.Memory(arena.device.n_bytes)
-        own = cupy.cuda.PinnedMemory(arena.pinned.n_bytes) if pinned is None else None
-        self._pinned_memory = pinned if own is None else own
-        self._host = address_of(pinned) if own is None else int(own.ptr)
-        self._base = {"pinned": device_address(self._host), "device": int(self._device_memory.ptr)}
-        runtime.memsetAsync(self._base["device"], 0, arena.device.n_bytes, self._stream)
-        ctypes.memset(self._host, 0, arena.pinned.n_bytes)
-        self.text = self._pinned_bytes("text", size.capacity).data
-        self.document_starts = self._pinned_words("document_starts")
-        self.ids = self._pinned_words("ids")
-        self.token_starts = self._pinned_words("token_starts")
-        self.document_tokens = self._pinned_words("document_tokens")
-        self.decimals = self._pinned_bytes("decimals", arena.lengths["decimals"]).data
-        self.document_decimals = self._pinned_words("document_decimals")
-        completion = self._pinned_bytes("completion", COMPLETION.itemsize).data
-        self._word, self._results = completion[:8].cast("Q"), completion[8:].cast("I")
-        self._pack_header = struct.Struct("<QIIII").pack_into
-        self._header = self._pinned_bytes("header", HEADER.itemsize).data
-        self._epoch = 0
-        self._event = None
-        if device.options.wait == "block":
-            self._event = cupy.cuda.Event(block=True, disable_timing=True)
-        self.stream.synchronize()
-        self._n_fetched = 0
-        ways = [(transfer, turn) for transfer in TRANSFERS for turn in ((0, 1) if transfer.text == "fetched" else (0,))]
-        self._launches = {way: self._encode(self._batch(*way)) for way in ways}
-        self._graphs = {} if device.options.eager else {way: self._capture(way) for way in self._launches}
-        self._executables = {way: graph.graphExec for way, graph in self._graphs.items()}
-        self.n_graphs = len(self._graphs)
-        self._join: CudaJoin | None = None
-        self._launches_of_pieces: list[Launch] = []
-        self._decimals, self._launches_of_decimals = self._make_decimals()
-        for way in ways:
-            # Once on an empty batch, so that nothing is left to load; those that fetch take turns by themselves.
-            self.launch_as(way[0], 0, 0, 0)
-            self.stream.synchronize()
-            self.alive()
-        self.launch(0, 0, FLAG_DECIMALS, False)
-        self.stream.synchronize()
-        self.alive()
-
-    def launch(self, n_bytes: int, n_documents: int, flags: int, resident: bool) -> None:
-        """See `ExecutionContext.launch`."""
-        if flags & FLAG_DECIMALS:
-            behind = partial(self._decimals.launch, n_bytes=n_bytes, n_documents=n_documents)
-            self._launch_two(self._launches_of_decimals, (n_bytes, n_documents, header_flags(flags)), behind)
-            return
-        self.launch_as(choose(n_bytes, n_documents, resident), n_bytes, n_documents, flags)
-
-    def launch_as(self, transfer: Transfer, n_bytes: int, n_documents: int, flags: int) -> None:
-        """The same with a transfer of the caller's choice, for measurements."""
-        self._epoch += 1
-        self._pack_header(self._header, 0, self._epoch, n_bytes, n_documents, flags, 0)
-        turn = 0
-        if transfer.text == "fetched":
-            self._n_fetched += 1
-            turn = self._n_fetched & 1
-        way = transfer, turn
-        try:
-            if self._executables:
-                runtime.graphLaunch(self._executables[way], self._stream)
-            else:
-                self._run(self._launches[way])
-            if self._event is not None:
-                self._event.record(self.stream)
-        except (runtime.CUDARuntimeError, driver.CUDADriverError) as error:
-            raise DeviceFault(str(error)) from None
-
-    def piece_places(self) -> NDArray[np.uint32]:
-        """See `ExecutionContext.piece_places`."""
-        return self._joiner().places
-
-    def launch_pieces(self, n_bytes: int, n_pieces: int, flags: int) -> None:
-        """See `ExecutionContext.launch_pieces`."""
-        behind = partial(self._joiner().launch, n_bytes=n_bytes, n_pieces=n_pieces, flags=flags)
-        self._launch_two(self._launches_of_pieces, (n_bytes, n_pieces, FLAG_IDS | FLAG_TOKEN_STARTS), behind)
-
-    def _launch_two(self, launches: list[Launch], job: tuple[int, int, int], behind: Callable[[int], None]) -> None:
-        """A replay over (bytes, documents) with flags, and a kernel behind it, which is told the epoch.
-
-        Not captured: the second is as large as what it works on.
-        """
-        self._epoch += 1
-        self._pack_header(self._header, 0, self._epoch, *job, 0)
-        self._n_fetched += 1
-        try:
-            self._run(launches[self._n_fetched & 1])
-            behind(self._epoch)
-            if self._event is not None:
-                self._event.record(self.stream)
-        except (runtime.CUDARuntimeError, driver.CUDADriverError) as error:
-            raise DeviceFault(str(error)) from None
-
-    def reports(self, n_pieces: int) -> NDArray[np.uint32]:
-        """See `ExecutionContext.reports`."""
-        return self._joiner().reports(n_pieces)
-
-    def _joiner(self) -> CudaJoin:
-        """Memory for joining; token starts of pieces lie in the second half of the ids on the device."""
-        if self._join is not None:
-            return self._join
-        names = ("ids", "document_tokens", "document_starts", "document_flags")
-        encoded = {name: self._address("device", name) for name in names}
-        encoded["token_starts"] = encoded["ids"] + 4 * starts_at(self.size.capacity)
-        pinned = {"ids": "joined_ids", "token_starts": "joined_starts", "document_tokens": "piece_tokens"}
-        results = {field: self._address("pinned", name) for name, field in pinned.items()}
-        results["completion"] = self._address("pinned", "completion")
-        with taking_memory():
-            join = CudaJoin(self._device.joining(), self.size.capacity, Sides(encoded, results), self._stream)
-        for turn in (0, 1):
-            batch = self._batch(FAR_RESIDENT, turn)
-            batch["token_starts"], batch["completion"] = encoded["token_starts"], join.replay_completion
-            self._launches_of_pieces.append(self._encode(batch))
-        self._join = join
-        return join
-
-    def _make_decimals(self) -> tuple[CudaDecimals, list[Launch]]:
-        """The kernel that writes decimals, and replays that it runs behind, by turn."""
-        encoded = {name: self._address("device", name) for name in ("ids", "document_tokens")}
-        pinned = {"ids": "written_ids", "document_tokens": "written_tokens"}
-        pinned |= {name: name for name in ("decimals", "document_decimals", "completion")}
-        results = {field: self._address("pinned", name) for name, field in pinned.items()}
-        kernel = self._device.kernels[DECIMAL_KERNEL.name]
-        decimals = CudaDecimals(kernel, self.size.capacity, encoded | results, self._stream)
-        launches = []
-        for turn in (0, 1):
-            batch = self._batch(FAR_RESIDENT, turn)
-            batch["token_starts"], batch["completion"] = (
-                self._address("pinned", "token_starts"),
-                decimals.replay_completion,
-            )
-            launches.append(self._encode(batch))
-        return decimals, launches
-
-    def time_kernels(self, n_bytes: int, n_documents: int, flags: int) -> float:
-        """Microseconds of `encode` on the device, with text and results there."""
-        begin, end = cupy.cuda.Event(), cupy.cuda.Event()
-        self._epoch += 2
-        header = self._address("device", "header")
-        self._pack_header(self._header, 0, self._epoch, n_bytes, n_documents, flags, 0)
-        runtime.memcpy(header, self._address("pinned", "header"), HEADER.itemsize, runtime.memcpyHostToDevice)
-        batch = self._batch(FAR_RESIDENT, 0)
-        batch["header"], batch["n_fetchers"] = header, 0
-        encode = self._encode(batch)
-        # Replays that fetch come first, so that the device is busy until all that is timed has been launched.
-        self._pack_header(self._header, 0, self._epoch - 1, n_bytes, n_documents, flags, 0)
-        for _ in range(4):
-            self._n_fetched += 1
-            self._run(self._launches[FAR_RESIDENT, self._n_fetched & 1])
-        begin.record(self.stream)
-        self._run(encode)
-        end.record(self.stream)
-        end.synchronize()
-        return float(cupy.cuda.get_elapsed_time(begin, end)) * 1000
-
-    def poll(self, n_times: int) -> bool:
-        """See `ExecutionContext.poll`."""
-        return is_reached(self._word, self._epoch, n_times)
-
-    def alive(self) -> None:
-        """See `ExecutionContext.alive`."""
-        status = stream_status(self._stream)
-        if status == 0 and not self.poll(1):
-            raise DeviceFault("a replay ended without a result")
-
-    def block(self) -> None:
-        """See `ExecutionContext.block`."""
-        try:
-            (self._event or self.stream).synchronize()
-        except runtime.CUDARuntimeError as error:
-            raise DeviceFault(str(error)) from None
-
-    def any_flagged(self) -> bool:
-        """See `ExecutionContext.any_flagged`."""
-        return self._results[1] != 0
-
-    def n_tokens(self) -> int:
-        """See `ExecutionContext.n_tokens`."""
-        return self._results[0]
-
-    def reasons(self, n_documents: int) -> NDArray[np.uint32]:
-        """See `ExecutionContext.reasons`."""
-        words = np.empty(n_documents, dtype=np.uint32)
-        read_behind(self._stream, self._address("device", "document_flags"), words)
-        return reasons_of(words, self._epoch, EPOCH_SHIFT)
-
-    def device_array(self, name: str, length: int, owner: object) -> Any:
-        """See `ExecutionContext.device_array`."""
-        memory = cupy.cuda.UnownedMemory(self._address("device", name), max(length, 1) * 4, owner)
-        return cupy.ndarray((length,), dtype=np.uint32, memptr=cupy.cuda.MemoryPointer(memory, 0))
-
-    def _capture(self, way: tuple[Transfer, int]) -> Any:
-        """The graph of one transfer and turn."""
-        with self.stream as stream:
-            stream.begin_capture()
-            self._run(self._launches[way])
-            graph = stream.end_capture()
-        graph.upload(self.stream)
-        return graph
-
-    def _encode(self, batch: NDArray[Any]) -> Launch:
-        """The kernel of a replay with its parameters."""
-        kernel, blocks = (
-            self._device.kernels["encode"],
-            int(batch["n_fetchers"]) + n_tiles(self.size.capacity, self._device.tile),
-        )
-        return launch_of(kernel, blocks, KERNELS[0].threads, self._device.tables, batch)
-
-    def _run(self, launch: Launch) -> None:
-        enqueue(launch, self._stream)
-
-    def _batch(self, transfer: Transfer, turn: int) -> NDArray[Any]:
-        """The struct `Batch` of one transfer. Replays that fetch text take turns with two places for their header."""
-        where = dict.fromkeys(self._arena.device.offsets, "device") | {"completion": "pinned", "header": "pinned"}
-        if transfer.text == "mapped":
-            where |= dict.fromkeys(_INPUTS, "pinned")
-        if transfer.results == "mapped":
-            where |= dict.fromkeys(_RESULTS, "pinned")
-        batch = np.zeros((), dtype=BATCH)
-        for name, place in where.items():
-            batch[name] = self._address(place, name)
-        if transfer.text == "fetched":
-            batch["n_fetchers"] = min(MAX_FETCHERS, -(-self.size.capacity // CHUNK))
-            batch["far_text"] = self._address("pinned", "text")
-            batch["far_document_starts"] = self._address("pinned", "document_starts")
-            half = MAX_FETCHERS * FETCHED.itemsize
-            places = [self._address("device", "fetched") + half * k for k in (turn, 1 - turn)]
-            batch["fetched"], batch["next_fetched"] = places
-        return batch
-
-    def _address(self, where: str, name: str) -> int:
-        block = self._arena.pinned if where == "pinned" else self._arena.device
-        return block.address(self._base[where], name)
-
-    def _pinned_bytes(self, name: str, n_bytes: int) -> NDArray[np.uint8]:
-        return host_bytes(self._arena.pinned.address(self._host, name), n_bytes, self._pinned_memory)
-
-    def _pinned_words(self, name: str) -> NDArray[np.uint32]:
-        length = self._arena.lengths[name]
-        return self._pinned_bytes(name, 4 * length).view(np.uint32) if length else np.zeros(0, np.uint32)

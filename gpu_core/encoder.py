@@ -40,11 +40,10 @@ from gpu_core.long_runs import LongRuns, Pieces, long_runs_of
 from gpu_core.normal_form import Normalize, Rewriter
 from gpu_core.options import GpuOptions
 from gpu_core.piecewise import PieceBatch, has_long_run, join_on_host
-from gpu_core.replay import Replay
+from gpu_core.replay import Replay, Replays
 from gpu_core.safe_cut import Cuts, SafeCuts
 from gpu_core.spec import TokenizerSpec, read_spec
 from gpu_core.tables import load_tables
-from gpu_core.waiting import AdaptiveWait, SpinWait, Waited, sharpen_sleep
 
 NO_CUT = "a document longer than the largest size class without a place to cut it"
 
@@ -85,8 +84,9 @@ class Encoder:
     ) -> None:
         """Set up every size class, largest first; without memory for all of them, those that fit, and a warning.
 
-        Documents that may not be in normal form are rewritten, see `gpu_core.normal_form`; `normalize`, the normalizer
-        of the reference, is for those with characters on which this Python and the reference may differ.
+        Documents that may not be in normal form, and that a second replay on the device leaves (`normal_device`), are
+        rewritten, see `gpu_core.normal_form`; `normalize`, the normalizer of the reference, is for those with
+        characters on which this Python and the reference may differ.
         `cuts`: see `bridge_cut.cuts_of`; by default those of a byte-level tokenizer. With `long_runs`, documents with a
         pre-token that is too long are answered through pieces.
         """
@@ -94,11 +94,7 @@ class Encoder:
         self._rewriter = Rewriter(spec, normalize) if spec.normalizers == ("NFC",) else None
         self.cuts = cuts or SafeCuts(spec.pattern_family, device_literals(spec), bool(spec.normalizers))
         self._long_runs = long_runs
-        self._adaptive, self._spin = AdaptiveWait(), SpinWait()
-        # Pieces are nearly all merges, and take longer than other text.
-        self._adaptive_pieces = AdaptiveWait()
-        if options.wait == "adaptive":
-            sharpen_sleep()
+        self._replays = Replays(options.wait)
         contexts = set_up(options, lambda size, _number: device.context(size))
         self.ladder = Ladder(tuple(contexts))
         self._free = [contexts[size] for size in self.ladder.classes]
@@ -127,10 +123,10 @@ class Encoder:
     def encode_packed(
         self, text: bytes | memoryview, document_starts: ArrayLike, *, count_only: bool = False
     ) -> PackedEncoding:
-        """Ids of documents that lie one behind the other in `text`: arrays in, arrays out, one replay.
+        """Ids of documents that lie one behind the other in `text`: arrays in, arrays out, in one context.
 
         `document_starts`: where each begins, and the end of the last. Raises `ValueError` for more than the largest
-        size class, and as `encode` does. There are no second tries of documents that need the CPU.
+        size class, and as `encode` does. No documents are tried again, but on the device in normal form.
         """
         starts = packed_starts(document_starts, len(text))
         n_bytes, n_documents = len(text), len(starts) - 1
@@ -158,8 +154,8 @@ class Encoder:
         replay = Replay(self.lease(n_bytes, n_documents), n_bytes, n_documents, flags, resident=True)
         context = replay.lease.context
         _fill(context, documents, lengths, times)
-        self._launch(replay, times)
-        needs_cpu = {document: REASONS[reason] for document, reason in self._await(replay, times).items()}
+        self._replays.launch(replay, times)
+        needs_cpu = {document: REASONS[reason] for document, reason in self._replays.finish(replay, times).items()}
         n_tokens = context.n_tokens()
         return ResidentEncoding(
             context.device_array("ids", n_tokens, replay.lease),
@@ -273,7 +269,7 @@ class Encoder:
         """One replay over pieces, and what `PieceBatch.failures` says of it; None if no context can take it."""
         for size, free in zip(self.ladder.classes, self._free, strict=True):
             if free and fits(batch.n_bytes, batch.n_pieces, size.capacity, size.max_documents):
-                replay = Replay(Lease(free), batch.n_bytes, batch.n_pieces, flags, pieces=True)
+                replay = Replay(Lease(free), batch.n_bytes, batch.n_pieces, flags, kind="pieces")
                 break
         else:
             return None
@@ -284,9 +280,9 @@ class Encoder:
         except OutOfDeviceMemory:
             return None
         times.fill_ns = time.perf_counter_ns() - begin
-        self._launch(replay, times)
+        self._replays.launch(replay, times)
         part = PartResult(replay.lease, replay.n_documents, replay.flags)
-        times.add_wait(self._wait(context, replay))
+        times.add_wait(self._replays.wait(replay))
         missed = batch.failures(context.reports(batch.n_pieces)) if context.any_flagged() else {}
         part.take_documents(batch.firsts, batch.document_starts)
         if not flags:
@@ -315,44 +311,16 @@ class Encoder:
             return None
 
     def _run(self, replay: Replay, times: Times) -> Encoding:
-        self._launch(replay, times)
+        self._replays.launch(replay, times)
         # While the device works: what is not done now adds to the time of the call.
         part = PartResult(replay.lease, replay.n_documents, replay.flags)
         needs_cpu: dict[int, str] = {}
         encoding = Encoding([part], None, replay.n_documents, needs_cpu, times)
-        for document, reason in self._await(replay, times).items():
+        for document, reason in self._replays.finish(replay, times).items():
             needs_cpu[document] = REASONS[reason]
         if not replay.flags & ~FLAG_NORMAL_FORM:
             part.detach()
         return encoding
-
-    def _launch(self, replay: Replay, times: Times) -> None:
-        replay.launched_ns = time.perf_counter_ns()
-        context = replay.lease.context
-        if replay.pieces:
-            context.launch_pieces(replay.n_bytes, replay.n_documents, replay.flags)
-        else:
-            context.launch(replay.n_bytes, replay.n_documents, replay.flags, replay.resident)
-        times.launch_ns += time.perf_counter_ns() - replay.launched_ns
-
-    def _await(self, replay: Replay, times: Times) -> dict[int, int]:
-        """Wait until a replay is complete; document -> reason for those that need the CPU."""
-        context = replay.lease.context
-        times.add_wait(self._wait(context, replay))
-        if not context.any_flagged():
-            return {}
-        words = context.reasons(replay.n_documents)
-        return {int(document): int(words[document]) for document in np.flatnonzero(words)}
-
-    def _wait(self, context: ExecutionContext, replay: Replay) -> Waited:
-        if self.options.wait == "block":
-            begin = time.perf_counter_ns()
-            context.block()
-            end = time.perf_counter_ns()
-            return Waited(end - replay.launched_ns, end - begin, 0)
-        adaptive = self._adaptive_pieces if replay.pieces else self._adaptive
-        waiter = adaptive if self.options.wait == "adaptive" else self._spin
-        return waiter.wait(context.poll, context.alive, replay.n_bytes, replay.launched_ns)
 
     def _encode_parts(self, documents: Sequence[bytes | memoryview], flags: int) -> Encoding:
         """Several replays: while the device works on one, the host fills the next."""
@@ -382,7 +350,7 @@ class _Parts:
         texts = [self._documents[piece.document][piece.start : piece.end] for piece in part.pieces]
         replay = Replay(self._lease(part), part.n_bytes, len(texts), flags)
         _fill(replay.lease.context, texts, lengths_of(texts), self._times)
-        self._encoder._launch(replay, self._times)
+        self._encoder._replays.launch(replay, self._times)
         self._on_the_way.append(replay)
 
     def finish(self) -> Encoding:
@@ -406,7 +374,7 @@ class _Parts:
     def _finish_oldest(self) -> None:
         replay = self._on_the_way.popleft()
         part = self._plan.parts[len(self._results)]
-        for place, reason in self._encoder._await(replay, self._times).items():
+        for place, reason in self._encoder._replays.finish(replay, self._times).items():
             self._needs_cpu[part.pieces[place].document] = REASONS[reason]
         self._results.append(PartResult(replay.lease, replay.n_documents, replay.flags))
         if not replay.flags & ~FLAG_NORMAL_FORM:

@@ -45,6 +45,15 @@ class ExecutionContext(Protocol):
         With that flag there are ids on the host, too, whatever else is asked for.
         """
 
+    def launch_normalized(self) -> bool:
+        """Start a second replay over the batch of the last one, in normal form; False where that is of no use.
+
+        The last one is complete, has flagged documents as not in normal form, and was asked for nothing but ids, counts
+        and decimals; its text still lies there. All documents are answered anew, and those that are left flagged anew.
+        The first time, memory is taken for it: without that, and for tokenizers whose text the device does not
+        normalize (`normal_device`), False, too.
+        """
+
     def piece_places(self) -> NDArray[np.uint32]:
         """Pinned, writable: where each piece begins in the text of all documents, if a replay is over pieces.
 
@@ -76,8 +85,11 @@ class ExecutionContext(Protocol):
     def n_tokens(self) -> int:
         """Number of ids of the last replay."""
 
-    def reasons(self, n_documents: int) -> NDArray[np.uint32]:
-        """Per document of the last replay why it needs the CPU, a key of `layout.REASONS`; 0 = it does not."""
+    def reasons(self, n_documents: int) -> NDArray[np.uint8]:
+        """Per document of the last replay why it needs the CPU, a key of `layout.REASONS`; 0 = it does not.
+
+        In pinned memory, and only of a replay of which `any_flagged` says that there are some.
+        """
 
     def device_array(self, name: str, length: int, owner: object) -> Any:
         """`ids`, `token_starts` or `document_tokens` of a resident replay, for consumers on the same device.
@@ -119,9 +131,3 @@ class Gpu(Protocol):
 
     def device(self, key: str, tables: Tables, options: GpuOptions) -> Device:
         """The tables and kernels of one tokenizer, `key` being the digest of its file. Raises `DeviceUnavailable`."""
-
-
-def reasons_of(words: NDArray[np.uint32], epoch: int, shift: int) -> NDArray[np.uint32]:
-    """The reasons in flag words of a replay; a word of another epoch means none."""
-    mask = (1 << (32 - shift)) - 1
-    return np.where(words >> np.uint32(shift) == epoch & mask, words & np.uint32((1 << shift) - 1), 0).astype(np.uint32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +17,15 @@ from gpu_core.errors import DeviceFault
 from gpu_core.execution import ExecutionContext, OutOfDeviceMemory
 from gpu_core.join_layout import fits, max_pieces
 from gpu_core.ladder import SizeClass
-from gpu_core.layout import FLAG_DECIMALS, FLAG_IDS, FLAG_NORMAL_FORM, FLAG_TOKEN_STARTS, header_flags
+from gpu_core.layout import (
+    FLAG_DECIMALS,
+    FLAG_IDS,
+    FLAG_NORMAL_FORM,
+    FLAG_TOKEN_STARTS,
+    REASON_NOT_NORMAL,
+    header_flags,
+    may_be_normalized,
+)
 from gpu_core.options import GpuOptions
 from gpu_core.tables import Tables
 from gpu_core.twin_decimal import write_decimals
@@ -45,13 +54,15 @@ class HostDevice:
         fail_after: int = 1 << 62,
         token_starts: bool = True,
         encode_normal: EncodeOne | None = None,
+        normalize: Callable[[bytes], bytes | None] | None = None,
         join: Callable[[EncodedPieces], Joined] = join_pieces,
     ) -> None:
         """`encode_normal` encodes where the text is said to be in normal form; by default that changes nothing.
 
-        `join` is what joins pieces.
+        `normalize` brings a document into normal form, or says with None that it cannot; without it there are no second
+        replays. `join` is what joins pieces.
         """
-        self.join = join
+        self.join, self.normalize = join, normalize
         self.name = "host"
         self.encode_normal = encode_normal or encode
         self.encode, self.polls, self.fail_after = encode, polls, fail_after
@@ -95,6 +106,17 @@ class HostGpu:
         return self._device_of(key, tables)
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What a replay has to do."""
+
+    text: bytes
+    starts: list[int]
+    flags: int
+    results: dict[str, NDArray[np.uint32]]
+    encode: EncodeOne
+
+
 class HostContext:
     """See `ExecutionContext`. What a replay does not write holds a pattern that is no id."""
 
@@ -110,6 +132,9 @@ class HostContext:
         first, first_decimal = arena.pinned.offsets["text"], arena.pinned.offsets["decimals"]
         self.text = block[first : first + size.capacity]
         self.decimals = block[first_decimal : first_decimal + arena.lengths["decimals"]]
+        first = arena.pinned.offsets["reasons"]
+        self._reasons = np.frombuffer(block, np.uint8, size.max_documents, first)
+        self._reasons[:] = POISON & 0xFF
         self.document_starts = words.pop("document_starts")
         self.document_decimals = words.pop("document_decimals")
         self._host = words
@@ -117,17 +142,35 @@ class HostContext:
         for array in words.values():
             array[:] = POISON
         self._resident = {name: np.full(array.shape, POISON, np.uint32) for name, array in words.items()}
-        self._reasons: list[int] = []
+        self._any_flagged = False
         self._places: NDArray[np.uint32] | None = None
         self._reports = np.zeros(0, np.uint32)
         self._joined_flags: int | None = None
         self._polls_left = self._n_tokens = 0
         self._due_s = 0.0
+        self._pending: _Job | None = None
 
     def launch(self, n_bytes: int, n_documents: int, flags: int, resident: bool) -> None:
         """See `ExecutionContext.launch`. The text is read now; results appear at the last poll only."""
-        self._start(n_bytes, n_documents, flags, self._resident if resident else self._host)
+        encode = self._device.encode_normal if flags & FLAG_NORMAL_FORM else self._device.encode
+        self._start(n_bytes, n_documents, flags, self._resident if resident else self._host, encode)
         self._joined_flags = None
+
+    def launch_normalized(self) -> bool:
+        """See `ExecutionContext.launch_normalized`."""
+        last, normalize = self._pending, self._device.normalize
+        if last is None or normalize is None or self._joined_flags is not None or not self._any_flagged:
+            return False
+        n_bytes, n_documents = len(last.text), len(last.starts) - 1
+        if not may_be_normalized(last.flags, self.reasons(n_documents)):
+            return False
+
+        def encode(document: bytes) -> Sequence[tuple[int, int]] | int:
+            text = normalize(document)
+            return REASON_NOT_NORMAL if text is None else self._device.encode_normal(text)
+
+        self._start(n_bytes, n_documents, last.flags | FLAG_NORMAL_FORM, last.results, encode)
+        return True
 
     def piece_places(self) -> NDArray[np.uint32]:
         """See `ExecutionContext.piece_places`."""
@@ -141,14 +184,16 @@ class HostContext:
             raise DeviceFault("pieces beyond the size class")
         lengths = {"ids": n_bytes, "token_starts": n_bytes, "document_tokens": n_pieces + 1}
         apart = {name: np.full(length, POISON, np.uint32) for name, length in lengths.items()}
-        self._start(n_bytes, n_pieces, FLAG_IDS | FLAG_TOKEN_STARTS, apart)
+        self._start(n_bytes, n_pieces, FLAG_IDS | FLAG_TOKEN_STARTS, apart, self._device.encode)
         self._joined_flags = flags
 
     def reports(self, n_pieces: int) -> NDArray[np.uint32]:
         """See `ExecutionContext.reports`."""
         return self._reports[:n_pieces].copy()
 
-    def _start(self, n_bytes: int, n_documents: int, flags: int, results: dict[str, NDArray[np.uint32]]) -> None:
+    def _start(
+        self, n_bytes: int, n_documents: int, flags: int, results: dict[str, NDArray[np.uint32]], encode: EncodeOne
+    ) -> None:
         self._device.n_launches += 1
         if n_bytes > self.size.capacity or n_documents > self.size.max_documents:
             raise DeviceFault("a batch beyond the size class")
@@ -156,17 +201,17 @@ class HostContext:
         text = bytes(self.text[:n_bytes])
         self._polls_left = self._device.polls
         self._due_s = time.perf_counter() + self._device.replay_s
-        self._pending = (text, starts, flags, results)
+        self._pending = _Job(text, starts, flags, results, encode)
 
     def poll(self, n_times: int) -> bool:
         """See `ExecutionContext.poll`."""
         if self._device.n_launches > self._device.fail_after or time.perf_counter() < self._due_s:
             return False
         before, self._polls_left = self._polls_left, self._polls_left - n_times
-        if before > 0 >= self._polls_left:
-            self._finish(*self._pending)
+        if before > 0 >= self._polls_left and self._pending is not None:
+            self._finish(self._pending)
             if self._joined_flags is not None:
-                self._join(self._joined_flags)
+                self._join(self._joined_flags, self._pending)
         return self._polls_left <= 0
 
     def alive(self) -> None:
@@ -182,25 +227,25 @@ class HostContext:
 
     def any_flagged(self) -> bool:
         """See `ExecutionContext.any_flagged`."""
-        return any(self._reasons) if self._joined_flags is None else bool(self._reports.any())
+        return self._any_flagged if self._joined_flags is None else bool(self._reports.any())
 
     def n_tokens(self) -> int:
         """See `ExecutionContext.n_tokens`."""
         return self._n_tokens
 
-    def reasons(self, n_documents: int) -> NDArray[np.uint32]:
+    def reasons(self, n_documents: int) -> NDArray[np.uint8]:
         """See `ExecutionContext.reasons`."""
-        return np.array(self._reasons[:n_documents], dtype=np.uint32)
+        return self._reasons[:n_documents]
 
     def device_array(self, name: str, length: int, owner: object) -> Any:
         """See `ExecutionContext.device_array`; a NumPy array speaks DLPack, too."""
         return self._resident[name][:length]
 
-    def _join(self, flags: int) -> None:
+    def _join(self, flags: int, job: _Job) -> None:
         """Put documents into the place of the pieces that have been encoded."""
-        _text, starts, _flags, encoded = self._pending
-        n_pieces, tokens = len(starts) - 1, encoded["document_tokens"]
-        words = np.array(starts, np.uint32), self.piece_places()[:n_pieces].copy(), self.reasons(n_pieces)
+        encoded, n_pieces = job.results, len(job.starts) - 1
+        tokens, reasons = encoded["document_tokens"], self.reasons(n_pieces).astype(np.uint32)
+        words = np.array(job.starts, np.uint32), self.piece_places()[:n_pieces].copy(), reasons
         joined = self._device.join(EncodedPieces(encoded["ids"], encoded["token_starts"], tokens, *words))
         self._n_tokens = n_tokens = len(joined.ids)
         self._host["document_tokens"][: n_pieces + 1] = joined.piece_tokens
@@ -210,20 +255,19 @@ class HostContext:
             self._host["token_starts"][:n_tokens] = joined.token_starts
         self._reports = joined.reports
 
-    def _finish(self, text: bytes, starts: list[int], flags: int, results: dict[str, NDArray[np.uint32]]) -> None:
-        position = 0
-        self._reasons = []
+    def _finish(self, job: _Job) -> None:
+        position, starts, flags, results = 0, job.starts, job.flags, job.results
         for document, (start, end) in enumerate(pairwise(starts)):
             results["document_tokens"][document] = position
-            encode = self._device.encode_normal if flags & FLAG_NORMAL_FORM else self._device.encode
-            answer = encode(text[start:end])
-            self._reasons.append(answer if isinstance(answer, int) else 0)
+            answer = job.encode(job.text[start:end])
+            self._reasons[document] = answer if isinstance(answer, int) else 0
             pairs = np.array([] if isinstance(answer, int) else answer, dtype=np.uint32).reshape(-1, 2)
             if header_flags(flags) & FLAG_IDS:
                 results["ids"][position : position + len(pairs)] = pairs[:, 0]
             if flags & FLAG_TOKEN_STARTS:
                 results["token_starts"][position : position + len(pairs)] = pairs[:, 1] + start
             position += len(pairs)
+        self._any_flagged = bool(self._reasons[: len(starts) - 1].any())
         results["document_tokens"][len(starts) - 1] = self._n_tokens = position
         if flags & FLAG_DECIMALS:
             tokens = results["document_tokens"][: len(starts)]

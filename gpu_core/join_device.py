@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_core.arena import place
-from gpu_core.cuda import cupy, device_address, enqueue, host_bytes, launch_of, read_behind, runtime
+from gpu_core.cuda import cupy, device_address, enqueue, host_bytes, launch_of, runtime
 from gpu_core.join_layout import JOIN_BATCH, JOIN_JOB, JOIN_KERNEL, join_memory, max_pieces, n_blocks
 
 
@@ -31,15 +31,17 @@ class CudaJoin:
         self._memory = cupy.cuda.Memory(block.n_bytes)
         base = int(self._memory.ptr)
         runtime.memsetAsync(base, 0, block.n_bytes, stream)
-        self._pinned_memory = cupy.cuda.PinnedMemory(4 * max_pieces(capacity))
+        n_bytes = 4 * max_pieces(capacity)
+        self._pinned_memory = cupy.cuda.PinnedMemory(2 * n_bytes)
         host = int(self._pinned_memory.ptr)
-        self.places = host_bytes(host, 4 * max_pieces(capacity), self._pinned_memory).view(np.uint32)
+        self.places, self._reports = host_bytes(host, 2 * n_bytes, self._pinned_memory).view(np.uint32).reshape(2, -1)
         self.replay_completion = block.address(base, "completion")
         """Where the replay over the pieces writes that it is complete, which nobody reads."""
-        self._reports = block.address(base, "reports")
         batch = np.zeros((), dtype=JOIN_BATCH)
-        own = {name: block.address(base, name) for name in ("reports", "states", "control")}
-        for name, address in (sides.encoded | sides.results | own | {"places": device_address(host)}).items():
+        own = {name: block.address(base, name) for name in ("states", "control")}
+        pinned = device_address(host)
+        own |= {"places": pinned, "reports": pinned + n_bytes}
+        for name, address in (sides.encoded | sides.results | own).items():
             batch[name] = address
         self._job = np.zeros((), dtype=JOIN_JOB)
         self._launch = launch_of(kernel, 1, JOIN_KERNEL.threads, batch, self._job)
@@ -50,7 +52,5 @@ class CudaJoin:
         enqueue(self._launch, self._stream, n_blocks(n_pieces))
 
     def reports(self, n_pieces: int) -> NDArray[Any]:
-        """Of the last launch, which is over."""
-        words = np.empty(n_pieces, dtype=np.uint32)
-        read_behind(self._stream, self._reports, words)
-        return words
+        """Of the last launch, which is over, in pinned memory."""
+        return self._reports[:n_pieces]

@@ -76,5 +76,4 @@ def join_memory(capacity: int) -> tuple[Buffer, ...]:
         Buffer("control", "<u8", 1, zeroed=True),
         Buffer("completion", "<u8", 2, zeroed=True),
         Buffer("states", "<u8", n_blocks(max_pieces(capacity)), zeroed=True),
-        Buffer("reports", "<u4", max_pieces(capacity), zeroed=True),
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 THREADS = 256
 """Threads of a block of `encode`."""
@@ -78,6 +79,7 @@ BATCH = np.dtype(
         ("tile_states", _POINTER),
         ("control", _POINTER),
         ("completion", _POINTER),
+        ("reasons", _POINTER),
         ("fetched", _POINTER),
         ("arrived", _POINTER),
         ("next_fetched", _POINTER),
@@ -179,6 +181,19 @@ def header_flags(flags: int) -> int:
     return flags & ~FLAG_DECIMALS | FLAG_IDS if flags & FLAG_DECIMALS else flags
 
 
+def may_be_normalized(flags: int, reasons: NDArray[np.uint8]) -> bool:
+    """Whether another replay with the same flags, over the text in normal form, answers more than one that is complete.
+
+    Token starts would be those of the other text.
+    """
+    return not flags & (FLAG_NORMAL_FORM | FLAG_TOKEN_STARTS) and bool((reasons == REASON_NOT_NORMAL).any())
+
+
+def whole_items(n_documents: int) -> int:
+    """So many documents or a few more: flag words are read, and reasons written, four at a time."""
+    return -(-n_documents // 4) * 4
+
+
 def n_chunks(capacity: int, max_documents: int) -> int:
     """Chunks of text and of document starts that the largest batch is fetched in."""
     return -(-capacity // CHUNK) + -(-4 * (max_documents + 1) // CHUNK)
@@ -199,7 +214,7 @@ def workspace(capacity: int, max_documents: int, token_starts: bool) -> tuple[Bu
 
     Named like the fields of `BATCH`. `text` must start at a multiple of 16 bytes; what lies behind the live text is
     read but does not matter. `document_starts` holds `n_documents + 1` positions, the last one is `n_bytes`.
-    `document_tokens` likewise.
+    `document_tokens` likewise. `reasons` are keys of `REASONS`, or 0, of a replay that flags documents.
     """
     return (
         Buffer("header", "u1", HEADER.itemsize),
@@ -208,10 +223,11 @@ def workspace(capacity: int, max_documents: int, token_starts: bool) -> tuple[Bu
         Buffer("ids", "<u4", capacity),
         Buffer("token_starts", "<u4", capacity if token_starts else 0),
         Buffer("document_tokens", "<u4", max_documents + 1),
-        Buffer("document_flags", "<u4", max_documents, zeroed=True),
+        Buffer("document_flags", "<u4", whole_items(max_documents), zeroed=True),
         Buffer("tile_states", "<u8", n_tiles(capacity, BRIDGE_TILE), zeroed=True),
         Buffer("control", "u1", CONTROL.itemsize, zeroed=True),
         Buffer("completion", "u1", COMPLETION.itemsize, zeroed=True),
+        Buffer("reasons", "u1", whole_items(max_documents)),
         Buffer("fetched", "u1", 2 * MAX_FETCHERS * FETCHED.itemsize, zeroed=True),
         Buffer("arrived", "<u8", ARRIVED_STRIDE * n_chunks(capacity, max_documents), zeroed=True),
     )

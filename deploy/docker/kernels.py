@@ -19,7 +19,7 @@ def variants() -> list[tuple[str, dict[str, int]]]:
     """Every kernel by its name and the macros that real tokenizers lead to."""
     pairs = [(family, int(name == "qwen2"), 0) for name, family in FAMILIES.items()] + [(BRIDGE_FAMILY, 0, 1)]
     names = ("SIDETOK_FAMILY", "SIDETOK_NFC", "SIDETOK_RANK_IDS")
-    of_all: list[tuple[str, dict[str, int]]] = [(name, {}) for name in ("decode", "join", "decimal")]
+    of_all: list[tuple[str, dict[str, int]]] = [(name, {}) for name in ("decode", "join", "decimal", "normalize")]
     return [*of_all, *(("encode", dict(zip(names, values, strict=True))) for values in pairs)]
 
 

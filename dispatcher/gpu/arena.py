@@ -1,6 +1,6 @@
 """Where the slots of one tokenizer lie in the memory that the frontend and an engine share.
 
-    slot   pinned block of an execution context (`gpu_core.arena`) │ reasons, a byte for each document
+    slot   pinned block of an execution context (`gpu_core.arena`)
     arena  slot │ slot │ ...   smallest class first, each at a page of its own
 
 Both sides compute the same places from the same options; nothing about them is sent.
@@ -49,7 +49,7 @@ class SlotPlace:
 
     def reasons(self, memory: memoryview) -> NDArray[np.uint8]:
         """Per document why it needs the CPU, a key of `layout.REASONS`; written only for batches that are flagged."""
-        return np.frombuffer(memory, np.uint8, self.size.max_documents, self.offset + self.block.n_bytes)
+        return np.frombuffer(memory, np.uint8, self.size.max_documents, self.offset + self.block.offsets["reasons"])
 
     def slot(self, number: int, model_key: str, memory: memoryview) -> Slot:
         """The frontend's view, with the number that the slot has in messages."""
@@ -77,7 +77,7 @@ def slot_places(options: GpuOptions) -> tuple[SlotPlace, ...]:
     end = 0
     for size in within_budget(size_classes(options), options):
         block = arrange(size.capacity, size.max_documents, options.token_starts).pinned
-        n_bytes = -(-(block.n_bytes + size.max_documents) // mmap.PAGESIZE) * mmap.PAGESIZE
+        n_bytes = -(-block.n_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         for number in range(options.contexts_per_class):
             places.append(SlotPlace(size, number, end, block, n_bytes))
             end += n_bytes

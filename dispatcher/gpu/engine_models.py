@@ -16,9 +16,6 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dispatcher.gpu.arena import SlotPlace, arena_bytes, map_arena, slot_places
 from dispatcher.gpu.beats import beating
 from dispatcher.gpu.messages import SLOT_BITS, Load, Loaded, Progress, Refused, Unload, receive_order, send_report
@@ -39,9 +36,10 @@ class EngineSlot:
     """The engine's side of a slot."""
 
     context: ExecutionContext
-    reasons: NDArray[np.uint8]
     prediction: Prediction
-    """Shared by the slots of a tokenizer."""
+    """Of replays, shared by the slots of a tokenizer."""
+    of_second: Prediction
+    """The same of second replays, in normal form."""
     busy: bool = False
     """Whether a replay is under way."""
 
@@ -107,12 +105,11 @@ class Model:
             send_report(self._channel, Progress())
             return device.context(size, places[by_class[size, number]].pinned(self._memory))
 
-        prediction = Prediction()
+        predictions = Prediction(), Prediction()
         for size, contexts in set_up(options, make).items():
             for number, context in enumerate(contexts):
                 i = by_class[size, number]
-                reasons = places[i].reasons(self._memory)
-                self.slots[self.number << SLOT_BITS | i] = EngineSlot(context, reasons, prediction)
+                self.slots[self.number << SLOT_BITS | i] = EngineSlot(context, *predictions)
 
 
 class ModelLoader(threading.Thread):

@@ -54,6 +54,8 @@ class _Place:
     """A slot, its context, and the replay that is under way there."""
 
     __slots__ = (
+        "_predictions",
+        "began_ns",
         "context",
         "due_ns",
         "is_long",
@@ -66,14 +68,27 @@ class _Place:
         "was_late",
     )
 
-    def __init__(self, slot: Slot, context: ExecutionContext, prediction: Prediction) -> None:
-        self.slot, self.context, self.prediction = slot, context, prediction
+    def __init__(self, slot: Slot, context: ExecutionContext, predictions: tuple[Prediction, Prediction]) -> None:
+        """`predictions`: of replays, and of second replays in normal form."""
+        self.slot, self.context, self._predictions = slot, context, predictions
+        self.prediction = predictions[0]
         self.poll: Poll = context.poll
-        self.launched_ns = self.n_bytes = self.n_documents = 0
+        self.n_bytes = self.n_documents = 0
+        self.began_ns = self.launched_ns = 0
+        """When the replay was launched, and when what is under way now: that, or the second one behind it."""
         self.due_ns = 0
         """When a look is worth while; much later the driver is asked."""
         self.is_long = self.was_late = False
         """Naps for it follow each other, without looks in between; the first one was too short."""
+
+    def expect(self, now_ns: int, is_second: bool) -> None:
+        """A replay is launched now, and will take as long as predicted."""
+        self.launched_ns, self.prediction = now_ns, self._predictions[is_second]
+        if not is_second:
+            self.began_ns = now_ns
+        predicted_ns = int(self.prediction.of(self.n_bytes))
+        self.due_ns = now_ns + predicted_ns
+        self.is_long, self.was_late = self.n_bytes > LONG_BYTES and predicted_ns > 0, False
 
     def learn(self, now_ns: int, seen_by: int) -> None:
         """Predict the next one by this one, which is complete."""
@@ -135,15 +150,13 @@ class LocalLink:
         if not hasattr(self._own, "is_attached"):
             self._attach()
         place.n_bytes, place.n_documents = n_bytes, n_documents
-        place.launched_ns = now_ns = time.perf_counter_ns()
+        now_ns = time.perf_counter_ns()
         try:
             place.context.launch(n_bytes, n_documents, flags, False)
         except DeviceFault as error:
             self._lose(str(error))
             raise EngineLost(self._lost) from None
-        predicted_ns = int(place.prediction.of(n_bytes))
-        place.due_ns = now_ns + predicted_ns
-        place.is_long, place.was_late = n_bytes > LONG_BYTES and predicted_ns > 0, False
+        place.expect(now_ns, is_second=False)
         self._launched.append(place)
         if self._is_asleep:
             self._wake()
@@ -160,8 +173,8 @@ class LocalLink:
                 self._flying.append(self._launched.popleft())
             done = [place for place in self._flying if place.poll(n_looks)]
             now_ns = time.perf_counter_ns()
-            if done:
-                return self._completions(done, now_ns, seen_by)
+            if done and (completions := self._completions(done, now_ns, seen_by)):
+                return completions
             if now_ns >= until_ns or self._is_interrupted:
                 self._is_interrupted = False
                 return []
@@ -179,16 +192,32 @@ class LocalLink:
                 watch(self._wake_fd)
 
     def _completions(self, done: list[_Place], now_ns: int, seen_by: int) -> list[Completion]:
+        """Of replays that are complete and need no second one."""
         completions: list[Completion] = []
         for place in done:
-            self._flying.remove(place)
             context = place.context
-            took_ns = now_ns - place.launched_ns
-            needs_cpu = self._reasons(place) if context.any_flagged() else ALL_ANSWERED
-            completion = Completion(place.slot, context.n_tokens(), took_ns, 0, needs_cpu)
+            any_flagged = context.any_flagged()
             place.learn(now_ns, seen_by)
-            completions.append(completion)
+            if any_flagged and self._goes_on(place):
+                continue
+            self._flying.remove(place)
+            needs_cpu = self._reasons(place) if any_flagged else ALL_ANSWERED
+            completions.append(Completion(place.slot, context.n_tokens(), now_ns - place.began_ns, 0, needs_cpu))
         return completions
+
+    def _goes_on(self, place: _Place) -> bool:
+        """Whether a second replay was launched behind one that is complete: the route hears of both at once."""
+        begin_ns = time.perf_counter_ns()
+        if not hasattr(self._own, "is_attached"):
+            self._attach()
+        try:
+            is_launched = place.context.launch_normalized()
+        except DeviceFault as error:
+            self._lose(str(error))
+            raise EngineLost(self._lost) from None
+        if is_launched:
+            place.expect(begin_ns, is_second=True)
+        return is_launched
 
     def _reasons(self, place: _Place) -> dict[int, str]:
         """Documents of a replay that the device did not answer."""
@@ -286,7 +315,7 @@ class LocalLink:
         """
         device = self._gpu.device(key, tables, self._options)
         contexts = set_up(self._options, lambda size, number: device.context(size))
-        prediction = Prediction()
+        predictions = Prediction(), Prediction()
         slots: list[Slot] = []
         for size in sorted(contexts, key=lambda size: size.capacity):
             for context in contexts[size]:
@@ -302,7 +331,7 @@ class LocalLink:
                     context.document_decimals,
                 )
                 self._n_made += 1
-                self._places[slot.number] = _Place(slot, context, prediction)
+                self._places[slot.number] = _Place(slot, context, predictions)
                 self.n_captures += context.n_graphs
                 slots.append(slot)
         self._slots = self._slots | {key: tuple(slots)}

@@ -32,7 +32,16 @@ from dispatcher.gpu.messages import (
     send_report,
 )
 from gpu_core.errors import DeviceFault
-from gpu_core.waiting import FIRST_WAKE_NS, MIN_SLEEP_NS, SILENT_NS, SLACK, TIMEOUT_NS, Lateness, sharpen_sleep
+from gpu_core.waiting import (
+    FIRST_WAKE_NS,
+    MIN_SLEEP_NS,
+    SILENT_NS,
+    SLACK,
+    TIMEOUT_NS,
+    Lateness,
+    Prediction,
+    sharpen_sleep,
+)
 
 LOOKS = 32
 """Looks at completion words between two looks at the sockets."""
@@ -47,11 +56,23 @@ class _Replay:
     epoch: int
     n_bytes: int
     n_documents: int
-    launched_ns: int
-    due_ns: int
+    began_ns: int
+    """When it was launched, ..."""
+    prediction: Prediction
+    launched_ns: int = 0
+    """... and when what is under way now: that, or the second replay behind it, which has a prediction of its own."""
+    due_ns: int = 0
     """When the next look is worth while."""
-    patience_ns: int
+    patience_ns: int = 0
     """When the driver is asked."""
+
+    def expect(self, now_ns: int, prediction: Prediction) -> int:
+        """What was launched now takes as long as predicted; how long until a look is worth while."""
+        self.launched_ns, self.prediction = now_ns, prediction
+        predicted = prediction.of(self.n_bytes)
+        left = int(predicted * (1 - SLACK))
+        self.due_ns, self.patience_ns = now_ns + left, now_ns + int(predicted) + SILENT_NS
+        return left
 
 
 class ReplayLoop:
@@ -109,39 +130,51 @@ class ReplayLoop:
         now = time.perf_counter_ns()
         slot.busy = True
         slot.context.launch(n_bytes, n_documents, flags, False)
-        predicted = slot.prediction.of(n_bytes)
-        left = int(predicted * (1 - SLACK))
-        if MIN_SLEEP_NS + FIRST_WAKE_NS <= left < MIN_SLEEP_NS + self._lateness.ns:
-            self._lateness.forget()
-        due = now + left
-        patience = now + int(predicted) + SILENT_NS
-        self._flying.append(_Replay(number, slot, epoch, n_bytes, n_documents, now, due, patience))
+        replay = _Replay(number, slot, epoch, n_bytes, n_documents, now, slot.prediction)
+        self._expect(replay, now, slot.prediction)
+        self._flying.append(replay)
         return True
 
+    def _expect(self, replay: _Replay, now: int, prediction: Prediction) -> None:
+        left = replay.expect(now, prediction)
+        if MIN_SLEEP_NS + FIRST_WAKE_NS <= left < MIN_SLEEP_NS + self._lateness.ns:
+            self._lateness.forget()
+
     def _look(self, slept: bool) -> None:
-        """Look at every replay; report those that are complete, and learn from them."""
+        """Look at every replay; report those that are complete and need no second one, and learn from all."""
         n_looks = 1 if slept else LOOKS // len(self._flying)
         done = [replay for replay in self._flying if replay.slot.context.poll(n_looks)]
         now = time.perf_counter_ns()
         if not done:
             self._doubt(now)
             return
+        taken = [(replay, now - replay.launched_ns, replay.prediction) for replay in done]
+        done = [replay for replay in done if not self._goes_on(replay)]
         self._flying = [replay for replay in self._flying if replay not in done]
         for first in range(0, len(done), COMPLETED_PER_PACKET):
             self._report(done[first : first + COMPLETED_PER_PACKET], now)
+        for replay, took_ns, prediction in taken:
+            prediction.seen(replay.n_bytes, took_ns, slept)
         for replay in done:
             replay.slot.busy = False
-            replay.slot.prediction.seen(replay.n_bytes, now - replay.launched_ns, slept)
         if self._leaving:
             self._let_go()
 
+    def _goes_on(self, replay: _Replay) -> bool:
+        """Whether a second replay was launched behind one that is complete: the frontend hears of both at once."""
+        now, context = time.perf_counter_ns(), replay.slot.context
+        if not context.any_flagged() or not context.launch_normalized():
+            return False
+        self._expect(replay, now, replay.slot.of_second)
+        return True
+
     def _report(self, done: list[_Replay], now: int) -> None:
-        flagged = [_write_reasons(replay) if replay.slot.context.any_flagged() else 0 for replay in done]
+        flagged = [_n_flagged(replay) for replay in done]
         cpu_ns = time.thread_time_ns()
         share, self._cpu_ns = (cpu_ns - self._cpu_ns) // len(done), cpu_ns
         packet = b"".join(
             COMPLETED.pack(
-                replay.number, replay.slot.context.n_tokens(), replay.epoch, now - replay.launched_ns, share, n_flagged
+                replay.number, replay.slot.context.n_tokens(), replay.epoch, now - replay.began_ns, share, n_flagged
             )
             for replay, n_flagged in zip(done, flagged, strict=True)
         )
@@ -191,8 +224,7 @@ class ReplayLoop:
                 threading.Thread(target=model.free, daemon=True).start()
 
 
-def _write_reasons(replay: _Replay) -> int:
-    """Put the reasons where the frontend reads them; how many documents there are."""
-    reasons = replay.slot.context.reasons(replay.n_documents)
-    replay.slot.reasons[: replay.n_documents] = reasons
-    return int(np.count_nonzero(reasons))
+def _n_flagged(replay: _Replay) -> int:
+    """Documents with a reason, which lies where the frontend reads it."""
+    context = replay.slot.context
+    return int(np.count_nonzero(context.reasons(replay.n_documents))) if context.any_flagged() else 0

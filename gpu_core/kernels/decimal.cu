@@ -7,6 +7,7 @@
 //   documents   0        8   10       where the text of each begins: a reader leaves out the comma before the next one
 //
 // Sums in the block, then look-back over the tiles before (id_tiles.cuh, look_back.cuh). Text behind the room that there is does not get written, but is counted.
+#include "completion.cuh"
 #include "id_tiles.cuh"
 #include "search.cuh"
 
@@ -17,12 +18,6 @@ constexpr u32 STAGE = TILE_IDS * MAX_TEXT + LINE;
 struct Control {
     u32 blocks_done;
     u32 reserved;
-};
-
-struct Completion {
-    u64 epoch;
-    u32 n_tokens;
-    u32 any_flagged;
 };
 
 struct Batch {
@@ -116,11 +111,7 @@ __device__ __forceinline__ void complete(const Batch& batch, const Job& job, u32
     __threadfence();
     if (atomicInc(&batch.control->blocks_done, n_blocks - 1) != n_blocks - 1) return;
     __threadfence();
-    volatile Completion* completion = batch.completion;
-    completion->n_tokens = batch.encoded->n_tokens;
-    completion->any_flagged = batch.encoded->any_flagged;
-    __threadfence_system();
-    completion->epoch = job.epoch;
+    tell(batch.completion, job.epoch, batch.encoded->n_tokens, batch.encoded->any_flagged != 0);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 4) decimal(const Batch batch, const Job job) {

@@ -56,19 +56,56 @@ __device__ __forceinline__ void write_documents(const Shared& sh, const Batch& b
     }
 }
 
-// The last block to finish tells the host. It knows all it tells from the one word that shows it to be the last.
-__device__ __forceinline__ void complete(const Batch& batch, const Job& job, u32 n_tokens, u32 n_tiles) {
+// Of four documents why they need the CPU, a byte each; a word of another replay says nothing.
+__device__ __forceinline__ u32 reasons_of(uint4 words, u32 epoch) {
+    const u32 mask = bits_below(EPOCH_SHIFT);
+    return (words.x >> EPOCH_SHIFT == epoch ? words.x & mask : 0) |
+           (words.y >> EPOCH_SHIFT == epoch ? words.y & mask : 0) << 8 |
+           (words.z >> EPOCH_SHIFT == epoch ? words.z & mask : 0) << 16 |
+           (words.w >> EPOCH_SHIFT == epoch ? words.w & mask : 0) << 24;
+}
+
+// Why documents need the CPU, to where the host reads it: by all threads of the last block, rare. Both sides have room for whole items.
+__device__ __noinline__ void write_reasons(u8* reasons, const u32* flags, u32 n_documents, u64 epoch) {
+    constexpr u32 LOADS = 4;  // of each thread, all before its first store
+    const uint4* words = reinterpret_cast<const uint4*>(flags);
+    const u32 n_items = (n_documents + 3) / 4, current = static_cast<u32>(epoch) & (FULL >> EPOCH_SHIFT);
+    for (u32 first = threadIdx.x; first < n_items; first += LOADS * THREADS) {
+        uint4 held[LOADS];
+        for (u32 k = 0; k < LOADS; ++k) {
+            if (first + k * THREADS < n_items) held[k] = words[first + k * THREADS];
+        }
+        for (u32 k = 0; k < LOADS; ++k) {
+            const u32 item = first + k * THREADS;
+            if (item < n_items) reinterpret_cast<u32*>(reasons)[item] = reasons_of(held[k], current);
+        }
+    }
+}
+
+// The last block to finish tells the host. It knows all it tells from the one word that shows it to be the last, but for the reasons of a
+// replay that flags documents.
+__device__ __forceinline__ void complete(Shared& sh, const Batch& batch, const Job& job, u32 n_tokens, u32 n_tiles) {
     __syncthreads();
-    if (threadIdx.x) return;
-    // Fences are cumulative: this one covers what the block wrote, and the last block's cover what all of them did.
-    __threadfence();
-    const u64 own = static_cast<u64>(n_tokens) << SUM_TOKENS_SHIFT | 1;
-    const u64 sums = atomicAdd(&batch.control->sums, own) + own;
-    if ((sums & ((1u << SUM_TOKENS_SHIFT) - 1)) != n_tiles) return;
-    batch.control->sums = 0;
-    volatile Completion* completion = batch.completion;
-    completion->n_tokens = static_cast<u32>(sums >> SUM_TOKENS_SHIFT & SUM_TOKENS);
-    completion->any_flagged = (sums & SUM_FLAGGED) != 0;
-    __threadfence_system();
-    completion->epoch = job.epoch;
+    if (threadIdx.x == 0) {
+        // Fences are cumulative: this one covers what the block wrote, and the last block's cover what all of them did.
+        __threadfence();
+        const u64 own = static_cast<u64>(n_tokens) << SUM_TOKENS_SHIFT | 1;
+        const u64 sums = atomicAdd(&batch.control->sums, own) + own;
+        const bool is_last = (sums & ((1u << SUM_TOKENS_SHIFT) - 1)) == n_tiles;
+        const bool any_flagged = (sums & SUM_FLAGGED) != 0;
+        const u32 n_all = static_cast<u32>(sums >> SUM_TOKENS_SHIFT & SUM_TOKENS);
+        if (is_last) batch.control->sums = 0;
+        if (is_last && !any_flagged) tell(batch.completion, job.epoch, n_all, false);
+        sh.tells_reasons = is_last && any_flagged;
+        sh.n_tokens = n_all;
+        if (sh.tells_reasons) __threadfence();
+    }
+    __syncthreads();
+    if (!sh.tells_reasons) return;
+    write_reasons(batch.reasons, batch.document_flags, job.n_documents, job.epoch);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        tell(batch.completion, job.epoch, sh.n_tokens, true);
+    }
 }

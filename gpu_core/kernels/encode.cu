@@ -112,5 +112,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) encode(cons
     __syncthreads();
     write_tokens(sh, batch, job);
     write_documents(sh, batch, job, job.tile == n_tiles - 1);
-    complete(batch, job, sh.n_tokens, n_tiles);
+    complete(sh, batch, job, sh.n_tokens, n_tiles);
 }

@@ -8,6 +8,7 @@
 //
 // A block has a warp for each of 8 pieces. The warp finds the seam before its piece, and the first one also that behind the last piece.
 // Then the block counts what its pieces keep, looks back over the blocks before it (look_back.cuh), and writes ids side by side.
+#include "completion.cuh"
 #include "look_back.cuh"
 
 constexpr u32 THREADS = 256, PIECES = THREADS / 32;
@@ -23,12 +24,6 @@ constexpr u64 SUM_BLOCKS = (1u << SUM_TOKENS_SHIFT) - 1,
 
 struct Control {
     u64 sums;  // over the blocks of a launch: how many are done, their tokens, those with a report; the last one clears it
-};
-
-struct Completion {
-    u64 epoch;
-    u32 n_tokens;
-    u32 any_flagged;
 };
 
 struct Batch {
@@ -153,11 +148,8 @@ __device__ __forceinline__ void complete(const Batch& batch, const Job& job, u32
     const u64 sums = atomicAdd(&batch.control->sums, own) + own;
     if ((sums & SUM_BLOCKS) != n_blocks) return;
     batch.control->sums = 0;
-    volatile Completion* completion = batch.completion;
-    completion->n_tokens = static_cast<u32>(sums >> SUM_TOKENS_SHIFT & SUM_TOKENS);
-    completion->any_flagged = sums >> SUM_REPORTS_SHIFT != 0;
-    __threadfence_system();
-    completion->epoch = job.epoch;
+    tell(batch.completion, job.epoch, static_cast<u32>(sums >> SUM_TOKENS_SHIFT & SUM_TOKENS),
+         sums >> SUM_REPORTS_SHIFT != 0);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 4) join(const Batch batch, const Job job) {

@@ -1,7 +1,7 @@
 // Structs and constants that host and device share. The same in NumPy: gpu_core/layout.py; a test compares the two.
 #pragma once
 
-#include "portable.cuh"
+#include "completion.cuh"
 
 #ifndef SIDETOK_FAMILY
 #define SIDETOK_FAMILY 1
@@ -42,12 +42,6 @@ struct Header {
     u32 reserved;
 };
 
-struct Completion {
-    u64 epoch;
-    u32 n_tokens;
-    u32 any_flagged;
-};
-
 // Sums over the blocks of a replay, in one word: how many are done (20 bits), their tokens (27 bits); and whether a document needs the
 // CPU. The last block clears it.
 struct Control {
@@ -73,6 +67,7 @@ struct Batch {
     u64* tile_states;
     Control* control;
     Completion* completion;
+    u8* reasons;  // a byte for each document, of a replay that flags some
     // The rest serves blocks that fetch, see fetch.cuh. Without them text and document starts are read where they lie.
     Fetched* fetched;  // one for each of the blocks
     u64* arrived;      // epochs by chunk

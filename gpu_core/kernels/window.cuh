@@ -71,6 +71,7 @@ struct Shared {
     Header header;
     u32 n_pretokens;
     u32 base, n_tokens;
+    u32 tells_reasons;
 };
 
 // One block's constants.

@@ -134,16 +134,15 @@ class HostPipeline:
         n_blocks = n_fetchers + layout.n_tiles(self.capacity, self.tables.tile)
         self.library.sidetok_encode(pointer(self._table_struct), pointer(self._batch_struct), n_blocks, backwards)
         tokens = self.buffers["document_tokens"].view(np.uint32)[: len(starts)].copy()
-        words = self.buffers["document_flags"].view(np.uint32)[: len(documents)]
-        current = (self.epoch << layout.EPOCH_SHIFT) & 0xFFFFFFFF
-        mask = (1 << layout.EPOCH_SHIFT) - 1
+        completion = self.buffers["completion"].view(layout.COMPLETION)[0].copy()
+        reasons = self.buffers["reasons"][: len(documents)].tolist()
         n = int(tokens[-1])
         return BatchResult(
             ids=self.buffers["ids"].view(np.uint32)[:n].copy(),
             token_starts=self.buffers["token_starts"].view(np.uint32)[:n].copy(),
             document_tokens=tokens,
-            reasons=[int(word) & mask if int(word) & ~mask == current else 0 for word in words],
-            completion=self.buffers["completion"].view(layout.COMPLETION)[0].copy(),
+            reasons=reasons if completion["any_flagged"] else [0] * len(documents),
+            completion=completion,
         )
 
     def starts(self, documents: list[bytes]) -> tuple[NDArray[np.bool_], NDArray[np.uint8]]:

@@ -79,6 +79,7 @@ unsigned sidetok_layout(unsigned* output) {
         offsetof(Batch, tile_states),
         offsetof(Batch, control),
         offsetof(Batch, completion),
+        offsetof(Batch, reasons),
         offsetof(Batch, fetched),
         offsetof(Batch, arrived),
         offsetof(Batch, next_fetched),

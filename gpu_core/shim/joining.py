@@ -42,6 +42,7 @@ class HostJoin:
             "joined_ids": np.full(n_tokens, PATTERN, np.uint32),
             "joined_starts": np.full(n_tokens, PATTERN, np.uint32),
             "piece_tokens": np.full(n_pieces + 1, PATTERN, np.uint32),
+            "reports": np.full(n_pieces, PATTERN, np.uint32),
             **self._memory,
             "completion": self.completion,
         }
@@ -54,7 +55,7 @@ class HostJoin:
         self.library.sidetok_join(pointer(batch), pointer(job), n_blocks(n_pieces), self.backwards)
         n_kept = int(arrays["piece_tokens"][-1])
         joined = arrays["joined_ids"][:n_kept], arrays["joined_starts"][:n_kept]
-        return Joined(*joined, arrays["piece_tokens"], arrays["reports"][:n_pieces].copy())
+        return Joined(*joined, arrays["piece_tokens"], arrays["reports"])
 
     def layout_numbers(self) -> list[int]:
         """Constants, sizes and offsets of the compiled source."""

@@ -55,6 +55,8 @@ class HostEngine:
     n_gpus: int = 1
     quick_check: bool = False
     """Documents that NFC may change need the CPU, and what is said to be in normal form is not normalized."""
+    normalizes: bool = False
+    """The device brings these documents into normal form, but for those with a Hangul jamo in them."""
 
     def command(self) -> list[str]:
         """What a link starts."""
@@ -87,6 +89,7 @@ class HostEngine:
         return HungDevice(
             quickly_checked(encode) if self.quick_check else encode,
             encode_normal=reference_pairs(text, normalizes=False),
+            normalize=normal_form if self.normalizes else None,
             memory_bytes=self.memory_bytes,
             polls=self.polls,
             replay_s=self.replay_s,
@@ -121,6 +124,16 @@ def quickly_checked(encode: EncodeOne) -> EncodeOne:
         return encode(document) if is_normal else REASON_NOT_NORMAL
 
     return checked
+
+
+def normal_form(document: bytes) -> bytes | None:
+    """NFC of a document without Hangul jamo; what is no UTF-8 stays as it is."""
+    if b"\xe1\x84" in document:
+        return None
+    try:
+        return tokenizers.normalizers.NFC().normalize_str(document.decode()).encode()
+    except UnicodeDecodeError:
+        return document
 
 
 def reference_pairs(text: str, normalizes: bool = True) -> EncodeOne:

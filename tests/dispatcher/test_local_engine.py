@@ -24,7 +24,7 @@ from dispatcher.meter import ThreadClocks
 from dispatcher.options import DispatcherOptions
 from dispatcher.tokenizer import Tokenizer
 from gpu_core.execution import Device
-from gpu_core.layout import FLAG_IDS
+from gpu_core.layout import FLAG_IDS, REASON_NOT_NORMAL, REASONS
 from gpu_core.options import GpuOptions
 from gpu_core.tables import Tables
 from tests.data import tokenizer_json
@@ -196,6 +196,30 @@ def test_a_link_alone(tmp_path: Path) -> None:
     link.close()
     link.close()
     assert not any("eventfd" in name for name in added(before))
+
+
+def test_second_replays(tmp_path: Path) -> None:
+    """Of text that is not in normal form a link says once what became of it, and learns apart how long that takes."""
+    path, which = tmp_path / "split.json", model("split_bpe")
+    path.write_bytes(which.data)
+    script = HostEngine({which.key: str(path)}, quick_check=True, normalizes=True, replay_s=0.0005)
+    link = LocalLink(script.gpu(OPTIONS), OPTIONS)
+    link.load(which.key, read_tables(os.dup(tables_fd("split_bpe"))))
+    slot = link.slots(which.key)[0]
+    for texts in (["one", "cafe\u0301 two"], ["plain"], ["\u1100\u1161", "e\u0301"]):
+        documents = [text.encode() for text in texts]
+        link.launch(slot, *put(slot, documents), FLAG_IDS)
+        (completion,) = link.wait(LIMIT_S)
+        n_left = sum(text.startswith("\u1100") for text in texts)
+        assert dict(completion.needs_cpu) == dict.fromkeys(range(n_left), REASONS[REASON_NOT_NORMAL])
+        assert wrong_documents(completion, documents, which) == list(range(n_left))
+        assert completion.replay_ns >= (500_000 if texts == ["plain"] else 1_000_000)
+        assert link.wait(0.0) == []
+    place = link._places[slot.number]
+    first, second = place._predictions
+    assert first._by_bucket.keys() != second._by_bucket.keys()
+    assert len(second._by_bucket) == 2
+    link.close()
 
 
 def test_a_link_among_many_descriptors(tmp_path: Path) -> None:

@@ -83,6 +83,28 @@ def test_several_replays_in_flight(tmp_path: Path) -> None:
                 assert wrong_documents(done[number], batch, which) == []
 
 
+def test_second_replays_in_flight(tmp_path: Path) -> None:
+    """Text that is not in normal form is answered by the engine, one message for both replays; some of it is left."""
+    rng, which = random.Random(7), model("split_bpe")
+    left, n_composed = "\u1100\u1161", 0
+    with running_link(tmp_path, "split_bpe", quick_check=True, normalizes=True, replay_s=0.0002) as link:
+        slots = link.slots(which.key)
+        for _ in range(60):
+            batches = {}
+            for slot in rng.sample(slots, 2):
+                texts = [rng.choice(("plain", "cafe\u0301 two", left, "\u00e9")) for _ in range(rng.choice((1, 2, 50)))]
+                batches[slot.number] = texts
+                launch(link, slot, [text.encode() for text in texts])
+            done = completions(link, 2)
+            for number, texts in batches.items():
+                n_left = [i for i, text in enumerate(texts) if text == left]
+                assert list(done[number].needs_cpu) == n_left
+                assert wrong_documents(done[number], [text.encode() for text in texts], which) == n_left
+                n_composed += sum(text.startswith("cafe") for text in texts)
+        assert n_composed > 100
+        assert link.wait(0.0) == []
+
+
 def test_counting_writes_no_ids(tmp_path: Path) -> None:
     """A replay that only counts leaves the ids alone and has the same numbers of tokens."""
     with running_link(tmp_path) as link:

@@ -42,7 +42,7 @@ class SmallModel(Model):
 
     def __init__(self) -> None:
         self.number = 3
-        slot = EngineSlot(cast(Any, InstantContext()), cast(Any, None), Prediction())
+        slot = EngineSlot(cast(Any, InstantContext()), Prediction(), Prediction())
         self.slots = {self.number << SLOT_BITS: slot}
         self.report = Loaded(self.number, frozenset({0}), 0, 1, 0)
         self.freed = threading.Event()
@@ -98,6 +98,71 @@ def test_a_launch_that_was_sent_before_an_unload_is_answered() -> None:
             end.close()
         os.close(loader.wake_fd)
     assert not thread.is_alive()
+
+
+class GoingOn(InstantContext):
+    """A context of which one document needs the CPU until a second replay was launched."""
+
+    def __init__(self) -> None:
+        self.n_left, self.n_second = 0, 0
+
+    def launch(self, n_bytes: int, n_documents: int, flags: int, resident: bool) -> None:
+        """One of the documents is not in normal form, or none of one byte."""
+        self.n_left = int(n_bytes > 1)
+
+    def launch_normalized(self) -> bool:
+        """Answers it."""
+        was_left, self.n_left = self.n_left, 0
+        self.n_second += was_left
+        return bool(was_left)
+
+    def any_flagged(self) -> bool:
+        """Until then."""
+        return bool(self.n_left)
+
+
+class NotedPrediction(Prediction):
+    """Notes the sizes of what it learned from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def seen(self, n_bytes: int, took_ns: int, is_bound: bool) -> None:
+        """Note it."""
+        assert took_ns >= 0
+        self.sizes.append(n_bytes)
+
+
+def test_a_second_replay_is_no_message_of_its_own() -> None:
+    """The frontend hears of both at once, with the time of both; how long each takes is learned apart."""
+    frontend, launches = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    reports, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    model, context = SmallModel(), GoingOn()
+    ((number, slot),) = model.slots.items()
+    slot.context, slot.prediction, slot.of_second = cast(Any, context), NotedPrediction(), NotedPrediction()
+    loader = Loader(LateLaunch(frontend, b""))
+    loader.news.append(model)
+    thread = threading.Thread(target=lambda: ReplayLoop(launches, control, cast(ModelLoader, loader)).run())
+    thread.start()
+    try:
+        os.eventfd_write(loader.wake_fd, 1)
+        assert reports.recv(1 << 12)
+        frontend.settimeout(LIMIT_S)
+        for epoch, n_bytes in enumerate((5, 1, 9), 1):
+            frontend.send(LAUNCH.pack(number, 0, epoch, n_bytes, 1))
+            completed = COMPLETED.unpack(frontend.recv(1 << 12))
+            assert (completed[2], completed[5]) == (epoch, 0)
+    finally:
+        frontend.close()
+        thread.join(LIMIT_S)
+        for end in (launches, reports, control):
+            end.close()
+        os.close(loader.wake_fd)
+    assert not thread.is_alive()
+    assert context.n_second == 2
+    assert slot.prediction.sizes == [5, 1, 9]
+    assert slot.of_second.sizes == [5, 9]
 
 
 class FixedPrediction(Prediction):

@@ -29,6 +29,7 @@ from tests.gpu_core.decimal_checks import wrong_decimals
 from tests.gpu_core.decode_checks import wrong_texts
 from tests.gpu_core.device_data import DeviceData, Ids, Reference, plain_literals, spliced, windows
 from tests.gpu_core.long_texts import RUNS, random_text
+from tests.gpu_core.normal_checks import AMOUNTS, SecondReplays, expected_ids, normal_batches
 
 Batch = list[bytes]
 CORPORA = ("books", "code", "multilingual", "agentic")
@@ -229,6 +230,8 @@ def check_family(family: str, data: DeviceData, extent: str) -> Checker:
         checker.check_decimals(batch)
     for batch in [batch for _name, batch in work if 400_000 < sum(map(len, batch)) <= top][:8]:
         checker.check_decimals(batch)
+    if checker.encoder.spec.normalizers == ("NFC",):
+        _check_second_replays(checker, reference, data, rng, extent)
     if extent == "full":
         _check_cuts(checker, work, expected)
     decoded = rng.sample(expected, min(len(expected), {"least": 2, "short": 5, "full": 80}[extent]))
@@ -247,6 +250,27 @@ def check_family(family: str, data: DeviceData, extent: str) -> Checker:
         flush=True,
     )
     return checker
+
+
+def _check_second_replays(
+    checker: Checker, reference: Reference, data: DeviceData, rng: random.Random, extent: str
+) -> None:
+    """Text that is not in normal form, answered by the device alone, by the host after it, and as decimals."""
+    names = CORPORA if extent == "full" else ("multilingual",)
+    literals = plain_literals(checker.encoder.spec)
+    work = normal_batches(rng, [data.corpus(name).encode() for name in names], literals, AMOUNTS[extent])
+    replays = SecondReplays(checker.encoder)
+    for (name, batch), expected in zip(work, expected_ids(reference, work), strict=True):
+        checker._poison(sum(map(len, batch)))
+        replays.check(name, batch, expected)
+        known = [ids for ids in expected if ids is not None]
+        if len(known) == len(batch):
+            checker.check(name, batch, known)
+    for _name, batch in work[:: max(1, len(work) // 20)]:
+        checker.check_decimals(batch)
+    checker.n_checked.update({f"normal form: {name}": n for name, n in replays.n_checked.items()})
+    checker.needs_cpu.update({f"second replay, {name}": n for name, n in replays.left.items()})
+    checker.wrong += [f"{checker.family} {line}" for line in replays.wrong]
 
 
 def _check_cuts(checker: Checker, work: list[tuple[str, Batch]], expected: list[list[Ids]]) -> None:

@@ -27,6 +27,11 @@ def test_contexts_over_the_stand_in(shim_cache: Path) -> None:
     assert report["found"].pop("decode") > 1000
     characters, needs_cpu = report["found"].pop("characters")
     assert (characters["texts"], characters["other ways"], needs_cpu) == (42, 1, {})
+    second, left = report["found"].pop("second replays")
+    assert second["second replay"] > 40
+    assert second["beside those"] > 20
+    assert left.pop("a border cuts a character: invalid UTF-8") == 2
+    assert sum(left.values()) <= 2
     assert len(report["found"]) == 4
     for checked, needs_cpu, device in report["found"].values():
         assert device == "stand-in"

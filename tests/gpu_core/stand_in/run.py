@@ -14,13 +14,15 @@ from gpu_core.arena import arrange
 from gpu_core.device import CudaGpu
 from gpu_core.layout import FLAG_IDS
 from gpu_core.options import GpuOptions
-from tests.data import EMBEDDED, tokenizer_json
+from tests.data import EMBEDDED, families, tokenizer_json
 from tests.gpu_core.bridge_files import sentencepiece
 from tests.gpu_core.decode_checks import wrong_texts
 from tests.gpu_core.device_checks import Checker
-from tests.gpu_core.device_data import Reference, window
+from tests.gpu_core.device_data import Reference, plain_literals, window
+from tests.gpu_core.normal_checks import AMOUNTS, SecondReplays, expected_ids, normal_batches
 
 PAGE = mmap.PAGESIZE
+NFC_FAMILY = "qwen3" if "qwen3" in families() else "split_bpe"
 TEXT = ("It's 12345 o'clock, d\u00e9j\u00e0 vu; \u4f60\u597d\u4e16\u754c\u3002\n\n  x = foo(bar)  \t" * 40).encode()
 BATCHES = [
     [b""],
@@ -76,6 +78,24 @@ def check_characters() -> Checker:
     return checker
 
 
+def check_normal_forms() -> SecondReplays:
+    """Text that is not in normal form, of an NFC tokenizer."""
+    data = tokenizer_json(NFC_FAMILY)
+    checker = Checker(NFC_FAMILY, data, GpuOptions(size_classes_bytes=(4096, 16384)))
+    literals = plain_literals(checker.encoder.spec)
+    text = (
+        TEXT.decode() + "Cafe\u0301, \u1112\u1161\u11ab\uae00 \u1ea4n \u0958 \u00c5ngstro\u0308m \u212b"
+    ).encode() * 3
+    work = normal_batches(random.Random(2), [text], literals, AMOUNTS["least"])
+    replays = SecondReplays(checker.encoder)
+    for (name, batch), ids in zip(work, expected_ids(Reference(data), work), strict=True):
+        replays.check(name, batch, ids)
+    for _name, batch in work[:4]:
+        checker.check_decimals(batch)
+    replays.wrong += checker.wrong
+    return replays
+
+
 def main() -> int:
     """Prints what was checked; status 1 when something was wrong."""
     data = tokenizer_json(EMBEDDED)
@@ -100,6 +120,9 @@ def main() -> int:
     characters = check_characters()
     wrong += characters.wrong
     found["characters"] = [dict(characters.n_checked), dict(characters.needs_cpu)]
+    replays = check_normal_forms()
+    wrong += replays.wrong
+    found["second replays"] = [dict(replays.n_checked), dict(replays.left)]
     n_decoded, wrong_decoded = wrong_texts(data, checker.encoder.device, Reference(data), expected, random.Random(1))
     wrong += wrong_decoded
     found["decode"] = n_decoded

@@ -26,7 +26,7 @@ class CUDADriverError(Exception):
 
 def add_kernel(name: str, defines: dict[str, int]) -> int:
     """The address of a kernel."""
-    entry = "host.cpp" if name == "encode" else f"{name}_host.cpp"
+    entry = {"encode": "host.cpp", "normalize": "normal_host.cpp"}.get(name, f"{name}_host.cpp")
     library = ctypes.CDLL(str(build(defines, Path(os.environ["SHIM_CACHE"]), entry=entry)))
     _kernels.append((name, library))
     return len(_kernels) - 1
@@ -76,4 +76,5 @@ def _run(kernel: int, blocks: int, parameters: Any) -> None:
             kernel_of = library.sidetok_join if name == "join" else library.sidetok_decimal
             kernel_of(ctypes.c_void_p(parameters[0]), ctypes.c_void_p(parameters[1]), blocks, 0)
         else:
-            library.sidetok_decode(*(ctypes.c_void_p(parameters[i]) for i in range(3)), blocks, 0)
+            kernel_of = library.sidetok_normalize if name == "normalize" else library.sidetok_decode
+            kernel_of(*(ctypes.c_void_p(parameters[i]) for i in range(3)), blocks, 0)
