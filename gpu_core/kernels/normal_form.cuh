@@ -61,6 +61,7 @@ __device__ __forceinline__ bool add_part(Parts& p, u32 part) {
 
 // Adds all parts of a code point; false when there is no room.
 __device__ __forceinline__ bool decompose(const Tables& t, Parts& p, u32 code) {
+    if (code < 0x80) return add_part(p, code);
     if (code - SYLLABLES < N_SYLLABLES) {
         const u32 index = code - SYLLABLES, tail = index % N_TAILS, syllable = index / N_TAILS;
         const bool fits = add_part(p, LEADS + syllable / N_VOWELS) && add_part(p, VOWELS + syllable % N_VOWELS);

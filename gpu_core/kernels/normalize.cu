@@ -331,7 +331,7 @@ __device__ __forceinline__ void complete(Shared& sh, const Batch& batch, const J
     *batch.header = {job.epoch, fits ? sh.n_result_bytes : 0, job.n_documents, job.flags | FLAG_NORMAL_FORM, 0};
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 6) normalize(const Tables t, const Batch batch, const Job job) {
+extern "C" __global__ void __launch_bounds__(THREADS, 8) normalize(const Tables t, const Batch batch, const Job job) {
     __shared__ Shared sh;
     const int window_start = static_cast<int>(blockIdx.x * TILE) - static_cast<int>(HALO);
     load_window(sh, batch, job, window_start);

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from gpu_core.layout import EPOCH_SHIFT, HEADER, REASON_NOT_NORMAL, n_tiles
 from gpu_core.normal_layout import NORMAL_BATCH, NORMAL_JOB, TILE, normal_memory
-from gpu_core.normal_tables import normal_tables
-from gpu_core.shim import PATTERN_BYTE, aligned, build, numbers_of, pointer
+from gpu_core.normal_tables import literals_of, normal_tables
+from gpu_core.shim import PATTERN_BYTE, HostPipeline, aligned, build, numbers_of, pointer
+from gpu_core.tables import Tables
 from gpu_core.twin_normal import Normalized
 
 
@@ -96,3 +97,26 @@ class HostNormal:
     def layout_numbers(self) -> list[int]:
         """Constants, sizes and offsets of the compiled source."""
         return numbers_of(self.library.sidetok_normal_layout)
+
+
+class HostNormalPipeline(HostPipeline):
+    """Brings all documents into normal form before it encodes them, as a second replay does."""
+
+    def __init__(self, tables: Tables, cache_dir: Path, capacity: int, max_documents: int = 64) -> None:
+        super().__init__(tables, cache_dir, capacity, max_documents)
+        self._normal = HostNormal(cache_dir, literals_of(tables), capacity, max_documents)
+        for name in ("header", "text", "document_starts"):
+            self._batch_struct[name] = self._normal.memory[name].ctypes.data
+
+    def fill(self, documents: list[bytes], flags: int) -> NDArray[np.uint32]:
+        """See `HostPipeline.fill`; what a replay reads is what the kernel made of it."""
+        starts = super().fill(documents, flags)
+        addresses = {name: array.ctypes.data for name, array in self.buffers.items()}
+        given = {
+            "source_text": addresses["text"],
+            "source_starts": addresses["document_starts"],
+            "document_flags": addresses["document_flags"],
+            "encode_control": addresses["control"],
+        }
+        self._normal.launch(given, self.epoch, (int(starts[-1]), len(documents)), flags, self.capacity)
+        return starts

@@ -14,13 +14,16 @@ from gpu_core.shim import HostPipeline
 from gpu_core.shim.decimals import HostDecimals
 from gpu_core.shim.decoding import HostDecodeDevice
 from gpu_core.shim.joining import HostJoin
+from gpu_core.shim.normalizing import HostNormal
 from gpu_core.spec import read_spec
 from gpu_core.tables import build_tables
 from gpu_core.twin_decimal import decimal_text
 from gpu_core.twin_join import join_pieces
+from gpu_core.twin_normal import normalize
 from tests.gpu_core.bridge_files import file_of
 from tests.gpu_core.decimal_ids import ids_of_lengths
 from tests.gpu_core.join_pieces import random_pieces
+from tests.gpu_core.marked_texts import LITERALS, random_document
 from tests.gpu_core.texts import random_text
 
 
@@ -45,6 +48,7 @@ def main(family: str, cache_dir: str, *flags: str) -> None:
     decode(data, reference, HostDecodeDevice(Path(cache_dir), flags), rng)
     join(HostJoin(Path(cache_dir), flags=flags), rng)
     decimals(HostDecimals(Path(cache_dir), flags=flags), rng)
+    normal(HostNormal(Path(cache_dir), LITERALS, flags=flags), rng)
     print(f"answered {n_answered}")
 
 
@@ -75,6 +79,16 @@ def decimals(kernel: HostDecimals, rng: random.Random) -> None:
         for room in (len(text), len(text) // 2):
             got = kernel(ids, tokens, room)
             assert (got.text, got.document_decimals.tolist()) == (text[:room], starts.tolist())
+
+
+def normal(kernel: HostNormal, rng: random.Random) -> None:
+    """Bring documents of every kind into normal form, also where there is no room for it."""
+    for n_parts in (0, 1, 30, 600, 3000):
+        for broken in (0.0, 0.3):
+            documents = [random_document(rng, n_parts // n, broken) for n in (1, 2, 20)]
+            for room in (1 << 16, 1000):
+                got, expected = kernel(documents, room), normalize(documents, LITERALS, room)
+                assert (got.text, got.flagged) == (expected.text, expected.flagged)
 
 
 if __name__ == "__main__":
