@@ -82,13 +82,14 @@ def waits_table(rows: list[Row]) -> list[str]:
 
 
 def families_table(rows: list[Row]) -> list[str]:
-    """Call and kernel of each tokenizer; in parentheses the call against that of Llama 3.1."""
+    """Call and kernels of each tokenizer; in parentheses the call against that of Llama 3.1."""
     families = list(dict.fromkeys(row["family"] for row in rows))
     llama = {row["input"]: row["call_us"] for row in rows if row["family"] == "llama3_1"}
     cells: dict[str, dict[str, str]] = {}
     for row in rows:
         ratio = row["call_us"] / llama[row["input"]]
-        text = f"{number(row['call_us'])} / {number(row['kernels_us'])} ({ratio:.2f}x)"
+        second = f" + {number(row['second_us'])}" if "second_us" in row else ""
+        text = f"{number(row['call_us'])} / {number(row['kernels_us'])}{second} ({ratio:.2f}x)"
         if "encode_us" in row:
             text += f", second try {number(row['encode_us'])}"
         cells.setdefault(row["input"], {})[row["family"]] = text + (" CPU" if row["needs_cpu"] else "")

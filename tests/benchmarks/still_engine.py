@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dispatcher.gpu.child import python_command
 from dispatcher.gpu.engine_process import main
@@ -67,10 +66,6 @@ class StillContext(HostContext):
     def n_tokens(self) -> int:
         """See `ExecutionContext.n_tokens`."""
         return self._count
-
-    def reasons(self, n_documents: int) -> NDArray[np.uint32]:
-        """See `ExecutionContext.reasons`."""
-        return np.zeros(n_documents, np.uint32)
 
 
 if __name__ == "__main__":

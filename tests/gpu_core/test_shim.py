@@ -271,3 +271,17 @@ def test_text_that_may_change_under_nfc_goes_to_the_cpu(bench: Bench) -> None:
         assert (reason == 3) == twin.needs_cpu
     check(bench, texts, result)
     assert 0 < sum(map(bool, result.reasons)) < len(texts)
+
+
+@embedded_family
+def test_reasons_of_many_documents(bench: Bench) -> None:
+    """Each document has its own reason, whatever those before it in the same places had; a few behind them do not."""
+    rng = random.Random(9)
+    for n in (4_096, 1, 2, 3, 5, 4_095, 1_025, 1_024):
+        bad = {i for i in range(n) if rng.random() < 0.3}
+        long = {i for i in range(n) if rng.random() < 2 / n}
+        texts = [b"=" * 600 if i in long else b"\xff" if i in bad else b"ab" for i in range(n)]
+        for n_fetchers in (0, 2):
+            result = bench.pipeline.encode(texts, n_fetchers=n_fetchers)
+            assert result.reasons == [1 if i in long else 2 if i in bad else 0 for i in range(n)]
+            assert bool(result.completion["any_flagged"]) == bool(bad | long)
