@@ -86,6 +86,15 @@ def test_long_runs_of_marks(kernel: HostNormal) -> None:
             check(kernel, [(begin + run).encode(), "e\u0301".encode()])
 
 
+def test_segments_of_about_as_many_bytes_as_may_be(kernel: HostNormal) -> None:
+    """Of few characters: the last one that is rewritten, and the first one that is not."""
+    for base in ("a", "é", "中", "😀"):
+        for n_marks in range(5):
+            segment = base + "\U0001d165" * 28 + "\u0334" * n_marks
+            for before in (0, TILE - 119, TILE - 60, TILE - 3):
+                check(kernel, [("x" * before + segment + "y").encode()])
+
+
 def test_a_mark_at_the_end_of_each_length_of_text(kernel: HostNormal) -> None:
     """From one byte to a tile and beyond."""
     for border in (0, 31, 62, *BORDERS):
@@ -130,8 +139,9 @@ def test_added_tokens_end_with_a_base(kernel: HostNormal) -> None:
 
 def test_text_beyond_the_room(kernel: HostNormal) -> None:
     """Nothing is written behind it, all documents are flagged, and the next replay has no text."""
-    documents = ["a\U0001d160".encode() * 300, b"b", b"", "\u0958".encode() * 20]
+    documents = ["a\U0001d160".encode() * 300, b"b", b"", "x\u0958".encode() * 20]
     n_bytes = len(normalize(documents, LITERALS, 1 << 16).text)
+    assert not any(normalize(documents, LITERALS, 1 << 16).flagged)
     for room in (0, 1, 15, 16, 17, 1000, TILE, n_bytes - 1, n_bytes, n_bytes + 1):
         check(kernel, documents, room)
 
