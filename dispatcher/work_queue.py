@@ -104,18 +104,11 @@ class WorkQueue:
 
         Empty when the queue is closed and nothing waits.
         """
-        while True:
-            with self._lock:
-                if self._next() is not None:
-                    jobs, other = self._take()
-                    break
-                if self._closed:
-                    return []
-                self._n_awake -= 1
-                self._parked.append(bell)
+        while (taken := self._take_or_park(bell)) is None:
             bell.wait()
             took_ns = min(time.monotonic_ns() - self._woken_ns, WAIT_NS)
             self.wake_ns += (took_ns - self.wake_ns) * SMOOTHING
+        jobs, other = taken
         if other is not None:
             self._wake(other)
         return jobs
@@ -187,6 +180,17 @@ class WorkQueue:
             if first is None or huge.submitted_ns < first.submitted_ns:
                 return huge
         return first
+
+    def _take_or_park(self, bell: Bell) -> tuple[list[Job[Any]], Bell | None] | None:
+        """What `_take` gives, nothing at the end; None when there is nothing yet, and the bell will ring."""
+        with self._lock:
+            if self._next() is not None:
+                return self._take()
+            if self._closed:
+                return [], None
+            self._n_awake -= 1
+            self._parked.append(bell)
+            return None
 
     def _take(self) -> tuple[list[Job[Any]], Bell | None]:
         """Under the lock: the jobs of one round, and the bell of a worker to wake for what is left."""

@@ -9,7 +9,6 @@ octet-stream  one document per body (raw UTF-8), or with `batch=true`: uint32 co
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qsl
@@ -26,6 +25,7 @@ from dispatcher.request import EncodedDocument
 from service.body_bounds import MAX_NODES, MAX_VALUES, MsgpackCounter, check_json, too_many_values
 from service.endpoint import Head
 from service.errors import BodyTooLarge, InvalidBody, UnsupportedMediaType
+from service.id_array import ids_json
 
 JSON = b"application/json"
 MSGPACK = b"application/msgpack"
@@ -38,8 +38,6 @@ MAX_QUERY_BYTES = 4096
 TEXT_OPTIONS = ("model", "lora_name", "cache_salt", "hash_seed")
 """Options that are text also where they look like a number."""
 MAX_ACCEPT_BYTES = 256
-IDS_PER_PIECE = 16_384
-"""Ids that are written as JSON in one go (about 0.15 ms); between pieces other threads get the interpreter."""
 
 Fields = dict[str, Any]
 
@@ -218,29 +216,8 @@ def ids_of(value: Any, where: str) -> NDArray[np.uint32]:
     return np.array(value, np.uint32)
 
 
-def array_json(values: NDArray[Any]) -> bytes:
-    """A one- or two-dimensional array as JSON, in pieces so that no single call holds the interpreter for long."""
-    if len(values) <= IDS_PER_PIECE:
-        return orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
-    return b"".join(_pieces(values))
-
-
-def ids_json(ids: bytes) -> bytes:
-    """Packed ids as a JSON array."""
-    return array_json(np.frombuffer(ids, "<u4"))
-
-
 def listed_ids(document: EncodedDocument) -> tuple[bytes, ...]:
     """The ids of a document as a JSON array, in pieces: those that a GPU wrote, if it did."""
     if document.decimals:
         return b"[", *document.decimals, b"]"
     return (ids_json(document.ids),)
-
-
-def _pieces(values: NDArray[Any]) -> Iterator[bytes | memoryview]:
-    before = b"["
-    for start in range(0, len(values), IDS_PER_PIECE):
-        yield before
-        yield memoryview(orjson.dumps(values[start : start + IDS_PER_PIECE], option=orjson.OPT_SERIALIZE_NUMPY))[1:-1]
-        before = b","
-    yield b"]"

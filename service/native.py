@@ -21,7 +21,6 @@ from service.codecs import (
     OCTETS,
     Fields,
     answer_codec,
-    array_json,
     check_count,
     ids_of,
     listed_ids,
@@ -33,6 +32,7 @@ from service.codecs import (
 from service.endpoint import Answer, Head
 from service.errors import InvalidBody, InvalidField, status_of
 from service.head import route_of
+from service.id_array import array_json
 from service.registry import Registry
 
 _BOOLEANS = {

@@ -17,7 +17,7 @@ from dispatcher.errors import InvalidOption
 from dispatcher.request import DecodeRequest, EncodedDocument, EncodeOptions, EncodeRequest, Request, Result
 from dispatcher.tokenizer import Tokenizer as LoadedTokenizer
 from gpu_core.errors import SidetokError
-from service.codecs import check_count, ids_json
+from service.codecs import check_count
 from service.dialects.body import Mistakes, error_answer, packed_ids, read_json, validated
 from service.dialects.chat_count import count_request, n_tokens
 from service.dialects.json_endpoint import JsonEndpoint, one_or_named
@@ -27,6 +27,7 @@ from service.dialects.vllm_render_schema import ChatCompletion, validate_chat
 from service.endpoint import Answer, Head
 from service.errors import InvalidBody, InvalidField, status_of
 from service.head import route_of
+from service.id_array import ids_json
 
 F = TypeVar("F")
 Fields = dict[str, Any]

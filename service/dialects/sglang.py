@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dispatcher.errors import InvalidIds, InvalidOption, InvalidText
 from dispatcher.request import DecodeRequest, EncodedDocument, EncodeOptions, EncodeRequest, Request, Result
 from gpu_core.errors import SidetokError
-from service.codecs import check_count, ids_json
+from service.codecs import check_count
 from service.dialects import sglang_schema as schema
 from service.dialects.body import error_answer, packed_ids, read_json, validated, with_exact_integers
 from service.dialects.json_endpoint import JsonEndpoint, one_or_named
@@ -23,6 +23,7 @@ from service.dialects.sglang_chat import render
 from service.endpoint import Answer, Head
 from service.errors import ChatTemplateError, InvalidBody, UnknownModel, UnsupportedMediaType, status_of
 from service.head import route_of
+from service.id_array import ids_json
 from service.registry import Model
 
 F = TypeVar("F")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dispatcher.errors import InvalidIds, InvalidOption
 from dispatcher.late_texts import LateTexts
 from dispatcher.request import DecodeRequest, EncodedDocument, EncodeOptions, EncodeRequest, Request, Result
-from service.codecs import IDS_PER_PIECE, listed_ids
+from service.codecs import listed_ids
 from service.dialects.body import Mistakes, packed_ids, read_json, validated, with_exact_integers
 from service.dialects.utf8_body import conversation_of_fields, has_utf8, utf8_fields
 from service.dialects.vllm_chat import Conversation, render, render_utf8
@@ -25,6 +25,7 @@ from service.dialects.vllm_errors import VllmEndpoint
 from service.dialects.vllm_schema import Chat, Completion, Ids, validate_detokenize, validate_tokenize
 from service.endpoint import Answer, Head, answer_of
 from service.head import route_of
+from service.id_array import IDS_PER_PIECE
 from service.registry import Model, Registry
 
 BOTH_FLAGS = "Cannot set both `continue_final_message` and `add_generation_prompt` to True."

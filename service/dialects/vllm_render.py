@@ -21,7 +21,7 @@ from dispatcher.errors import InvalidIds, InvalidOption
 from dispatcher.late_texts import LateTexts
 from dispatcher.request import EncodedDocument, EncodeOptions, EncodeRequest, Request, Result, TruncationSide
 from service.block_hashes import FIELDS, HashOptions, block_hashes, hash_options, hashes_json
-from service.codecs import array_json, check_count, listed_ids
+from service.codecs import check_count, listed_ids
 from service.dialects.body import Mistakes, packed_ids, read_json, validated, with_exact_integers
 from service.dialects.utf8_body import conversation_form, has_utf8
 from service.dialects.vllm import ID_TOO_LARGE, check_flags
@@ -37,6 +37,7 @@ from service.dialects.vllm_render_schema import (
 from service.dialects.vllm_sampling import sampling_params
 from service.endpoint import Answer, Head, answer_of
 from service.head import route_of
+from service.id_array import array_json
 from service.registry import Model, Registry
 
 F = TypeVar("F")

@@ -14,13 +14,10 @@ import pytest
 from dispatcher.errors import InvalidText
 from gpu_core.errors import CallerError
 from service.codecs import (
-    IDS_PER_PIECE,
     JSON,
     MSGPACK,
     OCTETS,
     answer_codec,
-    array_json,
-    ids_json,
     read_json,
     read_msgpack,
     request_codec,
@@ -28,6 +25,7 @@ from service.codecs import (
 )
 from service.endpoint import Head
 from service.errors import BodyTooLarge, InvalidBody, UnsupportedMediaType
+from service.id_array import IDS_PER_PIECE, array_json, ids_json
 
 MARKER = "the-secret-text"
 

@@ -12,21 +12,19 @@ import orjson
 import pytest
 
 from service.codecs import (
-    IDS_PER_PIECE,
     JSON,
     MAX_DOCUMENTS,
     MAX_QUERY_BYTES,
     MSGPACK,
     OCTETS,
-    array_json,
     frames,
-    ids_json,
     ids_of,
     query_fields,
     read_fields,
     text_of,
 )
 from service.errors import BodyTooLarge, InvalidBody
+from service.id_array import IDS_PER_PIECE, array_json, ids_json
 from service.native import batch_body
 from tests.service.test_codecs import MARKER, head_of, refusal
 

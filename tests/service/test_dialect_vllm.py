@@ -12,8 +12,8 @@ import pytest
 from tokenizers import pre_tokenizers
 
 from dispatcher.request import EncodedDocument, EncodeOptions
-from service.codecs import IDS_PER_PIECE
 from service.dialects import vllm
+from service.id_array import IDS_PER_PIECE
 from service.registry import Registry
 from tests.service.small_model import documents_of, head_of, registry_of, send, write_model
 

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from service.endpoint import Answer, answer_of
-from service.protocol import HotCycle
+from service.hot_cycle import HotCycle
 from tests.fakes import FakeTokenizer
 from tests.service_fakes import eventually
 from tests.wire import Wire, chunked, ids, on_wire, raw, request

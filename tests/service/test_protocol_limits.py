@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
+from service.hot_cycle import JOIN_CHUNKS
 from service.options import ServiceOptions
-from service.protocol import JOIN_CHUNKS, MAX_HEAD_BYTES
+from service.protocol import MAX_HEAD_BYTES
 from tests.fakes import FakeTokenizer
 from tests.service_fakes import eventually
 from tests.wire import Wire, chunked, ids, on_wire, raw, request
@@ -55,7 +56,7 @@ def test_nothing_runs_behind_a_refusal() -> None:
 
 def test_a_refused_client_that_stalls_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest of a refused body is waited for only so long, and read only up to a bound."""
-    monkeypatch.setattr("service.protocol.LINGER_S", 0.01)
+    monkeypatch.setattr("service.hot_cycle.LINGER_S", 0.01)
 
     async def test(wire: Wire) -> None:
         line = wire.connect()
@@ -68,7 +69,7 @@ def test_a_refused_client_that_stalls_is_closed(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_refused_body_is_read_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that goes on sending a refused body is cut off."""
-    monkeypatch.setattr("service.protocol.LINGER_BYTES", 1000)
+    monkeypatch.setattr("service.hot_cycle.LINGER_BYTES", 1000)
 
     async def test(wire: Wire) -> None:
         line = wire.connect()
