@@ -45,7 +45,6 @@ from gpu_core.layout import (
     FETCHED,
     FLAG_DECIMALS,
     FLAG_IDS,
-    FLAG_NORMAL_FORM,
     FLAG_TOKEN_STARTS,
     HEADER,
     KERNELS,
@@ -109,7 +108,8 @@ class CudaContext:
         self._join: CudaJoin | None = None
         self._launches_of_pieces: list[Launch] = []
         self._last: tuple[int, int, int, Transfer] | None = None
-        """Bytes, documents, flags and way of the last replay, unless it was over pieces."""
+        """Bytes, documents, flags and way of the last replay, unless it was over pieces, or nothing can follow it."""
+        self._is_second = False
         self._normal: CudaNormal | None = None
         self._may_normalize = device.normal_forms is not None
         self._decimals, self._launches_of_decimals = self._make_decimals()
@@ -125,7 +125,7 @@ class CudaContext:
     def launch(self, n_bytes: int, n_documents: int, flags: int, resident: bool) -> None:
         """See `ExecutionContext.launch`."""
         if flags & FLAG_DECIMALS:
-            self._last = n_bytes, n_documents, flags, FAR_RESIDENT
+            self._last, self._is_second = (n_bytes, n_documents, flags, FAR_RESIDENT), False
             behind = partial(self._decimals.launch, n_bytes=n_bytes, n_documents=n_documents)
             self._launch_two(self._launches_of_decimals, (n_bytes, n_documents, header_flags(flags)), behind)
             return
@@ -134,7 +134,7 @@ class CudaContext:
     def launch_as(self, transfer: Transfer, n_bytes: int, n_documents: int, flags: int) -> None:
         """The same with a transfer of the caller's choice, for measurements."""
         self._epoch += 1
-        self._last = n_bytes, n_documents, flags, transfer
+        self._last, self._is_second = (n_bytes, n_documents, flags, transfer), False
         self._pack_header(self._header, 0, self._epoch, n_bytes, n_documents, flags, 0)
         turn = 0
         if transfer.text == "fetched":
@@ -157,11 +157,18 @@ class CudaContext:
         if not self._may_normalize or last is None or not self.any_flagged():
             return False
         n_bytes, n_documents, flags, transfer = last
+        if self._is_second:
+            self._is_second = False
+            # Only where there is no text are there no tokens.
+            if is_repeated := self.n_tokens() == 0:
+                self.launch(n_bytes, n_documents, flags, transfer.results == "resident")
+            self._last = None
+            return is_repeated
         normal = self._normalizer() if may_be_normalized(flags, self.reasons(n_documents)) else None
         if normal is None:
             return False
         self._epoch += 1
-        self._last = n_bytes, n_documents, flags | FLAG_NORMAL_FORM, transfer
+        self._is_second = True
         results = "decimals" if flags & FLAG_DECIMALS else transfer.results
         try:
             job = self._epoch, n_bytes, n_documents, header_flags(flags)

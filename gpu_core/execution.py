@@ -50,6 +50,7 @@ class ExecutionContext(Protocol):
 
         The last one is complete, has flagged documents as not in normal form, and was asked for nothing but ids, counts
         and decimals; its text still lies there. All documents are answered anew, and those that are left flagged anew.
+        Behind a second one that had no room for the text in normal form, the first one is repeated, and that is all.
         The first time, memory is taken for it: without that, and for tokenizers whose text the device does not
         normalize (`normal_device`), False, too.
         """

@@ -149,28 +149,41 @@ class HostContext:
         self._polls_left = self._n_tokens = 0
         self._due_s = 0.0
         self._pending: _Job | None = None
+        self._n_tries = 0
 
     def launch(self, n_bytes: int, n_documents: int, flags: int, resident: bool) -> None:
         """See `ExecutionContext.launch`. The text is read now; results appear at the last poll only."""
         encode = self._device.encode_normal if flags & FLAG_NORMAL_FORM else self._device.encode
         self._start(n_bytes, n_documents, flags, self._resident if resident else self._host, encode)
-        self._joined_flags = None
+        self._joined_flags, self._n_tries = None, 1
 
     def launch_normalized(self) -> bool:
         """See `ExecutionContext.launch_normalized`."""
-        last, normalize = self._pending, self._device.normalize
+        last, normalize, n_tries = self._pending, self._device.normalize, self._n_tries
         if last is None or normalize is None or self._joined_flags is not None or not self._any_flagged:
             return False
-        n_bytes, n_documents = len(last.text), len(last.starts) - 1
-        if not may_be_normalized(last.flags, self.reasons(n_documents)):
+        texts = [last.text[start:end] for start, end in pairwise(last.starts)]
+        forms = list(map(normalize, texts))
+        has_room = sum(map(len, [form or text for form, text in zip(forms, texts, strict=True)])) <= self.size.capacity
+        if n_tries == 1 and may_be_normalized(last.flags, self.reasons(len(texts))):
+            encode = self._encode_forms(forms if has_room else [None] * len(texts))
+        elif n_tries == 2 and not has_room:
+            encode = self._device.encode
+        else:
             return False
-
-        def encode(document: bytes) -> Sequence[tuple[int, int]] | int:
-            text = normalize(document)
-            return REASON_NOT_NORMAL if text is None else self._device.encode_normal(text)
-
-        self._start(n_bytes, n_documents, last.flags | FLAG_NORMAL_FORM, last.results, encode)
+        self._start(len(last.text), len(texts), last.flags, last.results, encode)
+        self._n_tries = n_tries + 1
         return True
+
+    def _encode_forms(self, forms: Sequence[bytes | None]) -> EncodeOne:
+        """What encodes one document after the other in the form that it has here; without one it is left."""
+        places = iter(forms)
+
+        def encode(_document: bytes) -> Sequence[tuple[int, int]] | int:
+            form = next(places)
+            return REASON_NOT_NORMAL if form is None else self._device.encode_normal(form)
+
+        return encode
 
     def piece_places(self) -> NDArray[np.uint32]:
         """See `ExecutionContext.piece_places`."""

@@ -76,6 +76,8 @@ def normal_batches(
     lengths = (2, 9, 60, amount.longest)
     for _ in range(amount.n_texts // 10):
         found.append(("random marks", [random_marks(rng, literals, rng.choice(lengths)) for _ in range(10)]))
+    # The smallest class has no room for its normal form.
+    found.append(("a full batch that grows", [b"plain words " * 170, "\u0958 ".encode() * 450, b"e\xcc\x81" * 85]))
     found.append(("a border cuts a character", [b"e\xcc", b"\x81a\xcc\x81", b"\xcc\x81"]))
     rng.shuffle(found)
     return found

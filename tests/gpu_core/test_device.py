@@ -31,6 +31,7 @@ def test_contexts_over_the_stand_in(shim_cache: Path) -> None:
     assert second["second replay"] > 40
     assert second["beside those"] > 20
     assert left.pop("a border cuts a character: invalid UTF-8") == 2
+    assert left.pop("a full batch that grows: text that is not in normal form") == 2
     assert sum(left.values()) <= 2
     assert len(report["found"]) == 4
     for checked, needs_cpu, device in report["found"].values():

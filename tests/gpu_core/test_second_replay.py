@@ -159,6 +159,19 @@ def test_when_a_context_goes_on() -> None:
         assert not context.launch_normalized()
 
 
+def test_text_that_grows_beyond_its_room() -> None:
+    """The answers of the first replay are given once more, so that only what it left needs the CPU."""
+    of, grows = device(), "\u0958"
+    texts = [f"plain {'x' * 40}", grows * 30, "y" * 10]
+    n_bytes = sum(len(text.encode()) for text in texts)
+    one = encoder(of, size_classes_bytes=(n_bytes,))
+    packed = one.encode_packed("".join(texts).encode(), [0, 46, 136, n_bytes])
+    assert packed.needs_cpu == {1: NOT_NORMAL}
+    assert packed.ids is not None
+    assert bytes(packed.ids.tolist()).decode() == texts[0] + texts[2]
+    assert of.n_launches == 3
+
+
 class NotedWait(AdaptiveWait):
     """Notes what was waited for."""
 
