@@ -66,6 +66,7 @@ MAX_HABITS = 4096
 
 _EXPLORE_CPU = Choice(CPU, EXPLORE)
 _SAME = gpu_choice(0, FASTER)
+_ONLY = gpu_choice(0, POLICY)
 
 
 @dataclass(slots=True)
@@ -130,6 +131,7 @@ class RouteChooser:
         self.ways = ways or Ways()
         self._habits: dict[tuple[str, str, int], _Habit] = {}
         self._counts = {(route, reason): Tally() for route in (CPU, GPU) for reason in REASONS}
+        self._count_asked = self._counts[GPU, POLICY].add
 
     def choose(
         self,
@@ -145,6 +147,10 @@ class RouteChooser:
     ) -> Choice:
         """The route for at least one document of one kind. `deadline_ns` 0 = never; `policy`: their own."""
         policy = policy or self.policy
+        if policy == GPU and len(gpus) == 1 and gpus[0].ready:
+            # Whatever it costs.
+            self._count_asked()
+            return _ONLY
         gpu_cost, cpu_cost = self.costs.of(GPU, model, kind), self.costs.of(CPU, model, kind)
         if policy != ADAPTIVE:
             choice, _ = choose_route(n_bytes, n_documents, cpu, cpu_cost, gpus, gpu_cost, now_ns, policy)

@@ -39,7 +39,7 @@ KNOWN = 0.25
 AGE_NS = 1_000_000_000
 OFTEN_NS = 3_000_000
 """Replays of a size class that is well known are observed once in so long: more of them say nothing new."""
-SELDOM_NS = 8 * OFTEN_NS
+SELDOM_NS = 32 * OFTEN_NS
 """Of one long document alone: twice as long after each that took about what was predicted, and so long at most."""
 ALONE_OVER_BYTES = 1 << 18
 """A replay of one document with more bytes shares nothing, and is learned apart: replays of many documents take long

@@ -20,7 +20,7 @@ from dispatcher.errors import Cancelled, EngineFault, InvalidOption, InvalidText
 from dispatcher.failures import where
 from dispatcher.finisher import Finisher
 from dispatcher.gpu.group import CANCELLED, EXPIRED, Group, Ids
-from dispatcher.gpu.reserved_text import ReservedText, bytes_of, lease_of
+from dispatcher.gpu.reserved_text import Lease, ReservedText, bytes_of, lease_of
 from dispatcher.gpu_gate import Submits
 from dispatcher.job import Job, Partial, deadline_exceeded
 from dispatcher.policy import CPU, GPU, NO_GPU
@@ -110,15 +110,23 @@ class GroupCall:
         self._finisher = self._tokenizer.finisher(self._options)
         router, documents = self._router, self._documents
         if router.gpus.any and route != CPU and self._finisher is not None and documents:
-            first, n_documents = documents[0], len(documents)
+            first, n_documents, lease = documents[0], len(documents), None
+            if isinstance(first, ReservedText):
+                lease = lease_of(first) if n_documents == 1 else None
+                first = bytes_of(first)
             n_bytes = len(first) if n_documents == 1 else sum(map(len, documents))
-            kind = content_kind(bytes_of(first) if isinstance(first, ReservedText) else first)
+            kind = content_kind(first)
             key = self._tokenizer.spec.digest
             self._since_ns = time.monotonic_ns()
             choice = router.choose(key, kind, n_bytes, n_documents, route, deadline_ns)
             self._spell = router.chooser.spell_of(choice, n_bytes, n_documents)
             if choice.route == GPU:
-                self._submit(router.gpus.route(choice.gpu), key, kind, deadline_ns)
+                texts = [first] if n_documents == 1 and not isinstance(first, str) else [*map(_utf8, documents)]
+                self._submit(
+                    router.gpus.route(choice.gpu),
+                    Group(key, texts, self._done, self._fell_back, self._options.count_only, kind, deadline_ns),
+                    lease,
+                )
                 return
             if route == GPU and choice.reason == NO_GPU:
                 raise NoGpuRoute(f"No GPU serves this model now: {router.gpus.why_not(key)}.")
@@ -128,17 +136,9 @@ class GroupCall:
             raise NoGpuRoute(f"No GPU serves this model now: {router.gpus.why_not(self._tokenizer.spec.digest)}.")
         self._queue_job(None, deadline_ns)
 
-    def _submit(self, gpu: Submits, key: str, kind: str, deadline_ns: int) -> None:
+    def _submit(self, gpu: Submits, group: Group, lease: Lease | None) -> None:
         """Queue the documents on a GPU route, or on that of the slot that the only one lies in."""
-        documents, lease = self._documents, None
-        if len(documents) == 1:
-            first = documents[0]
-            lease = lease_of(first) if isinstance(first, ReservedText) else None
-            texts = [first if isinstance(first, bytes) else _utf8(first)]
-        else:
-            texts = [text if isinstance(text, bytes) else _utf8(text) for text in documents]
-        count_only = self._options.count_only
-        self._group = group = Group(key, texts, self._done, self._fell_back, count_only, kind, deadline_ns)
+        self._group = group
         if lease is not None:
             group.lease = lease
             if lease.route is not gpu and lease.route.ready:

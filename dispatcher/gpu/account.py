@@ -10,7 +10,7 @@ from dispatcher.gpu.model_queue import Batch
 from dispatcher.gpu.replay import Replay
 from dispatcher.gpu.route_tally import RouteTally
 
-MEASURED = 4
+MEASURED = 16
 """CPU time is read in one of so many turns and launches, and taken to be the same in the others: each look at the clock
 is a system call."""
 MEASURED_BYTES = 1 << 16
