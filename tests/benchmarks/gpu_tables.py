@@ -90,7 +90,7 @@ def families_table(rows: list[Row]) -> list[str]:
         ratio = row["call_us"] / llama[row["input"]]
         second = f" + {number(row['second_us'])}" if "second_us" in row else ""
         text = f"{number(row['call_us'])} / {number(row['kernels_us'])}{second} ({ratio:.2f}x)"
-        if "encode_us" in row:
+        if "encode_us" in row and row.get("left", 1):
             text += f", second try {number(row['encode_us'])}"
         cells.setdefault(row["input"], {})[row["family"]] = text + (" CPU" if row["needs_cpu"] else "")
     found = [[name, *(of.get(family, ABSENT) for family in families)] for name, of in cells.items()]

@@ -54,14 +54,17 @@ def test_waits_and_families() -> None:
         for wait, cpu in (("adaptive", 20.0), ("spin", 50.0))
         for name in ("short", "long")
     ]
+    others = {"needs_cpu": 1, "encode_us": 99.0, "second_us": 7.0, "left": 1}
     rows += [
         {"part": "families", "family": family, "input": "books", "call_us": 10 * ratio, "kernels_us": 5.0}
-        | ({"needs_cpu": 1, "encode_us": 99.0, "second_us": 7.0} if family == "qwen3" else {"needs_cpu": 0})
+        | (others if family == "qwen3" else {"needs_cpu": 0})
         for family, ratio in (("llama3_1", 1.0), ("qwen3", 1.25))
     ]
     text = filled(page_of("waits", "families"), rows)
     assert "| adaptive | 50.0 / 20.0 | 50.0 / 20.0 |\n| spin | 50.0 / 50.0 | 50.0 / 50.0 |" in text
     assert "| books | 10.0 / 5.0 (1.00x) | 12.5 / 5.0 + 7.0 (1.25x), second try 99.0 CPU |" in text
+    others |= {"needs_cpu": 0, "left": 0}
+    assert "| 12.5 / 5.0 + 7.0 (1.25x) |" in filled(page_of("families"), [*rows[:-1], rows[-1] | others])
 
 
 def test_decimals() -> None:
