@@ -123,6 +123,11 @@ def _leavings(snapshots: dict[str, RouteSnapshot]) -> Iterator[Metric]:
         "Documents that were not in normal form, and were sent to the device again in it.",
         labels=("gpu",),
     )
+    second = CounterMetricFamily(
+        "sidetok_gpu_second_replays",
+        "Replays behind others, over text that the device brought into normal form.",
+        labels=("gpu",),
+    )
     for gpu, snapshot in snapshots.items():
         # All of them from the start: a rate does not see what happens before its counter is there.
         for reason in FALLBACK_REASONS:
@@ -130,7 +135,8 @@ def _leavings(snapshots: dict[str, RouteSnapshot]) -> Iterator[Metric]:
         for reason, n in snapshot.needs_cpu.items():
             needs_cpu.add_metric((gpu, reason), n)
         rewritten.add_metric((gpu,), snapshot.n_rewritten)
-    yield from (fallbacks, needs_cpu, rewritten)
+        second.add_metric((gpu,), snapshot.n_second)
+    yield from (fallbacks, needs_cpu, rewritten, second)
 
 
 def _engines(statuses: dict[str, EngineStatus]) -> Iterator[Metric]:

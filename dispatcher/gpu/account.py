@@ -92,6 +92,7 @@ class Account:
                 queue.quiet_ns,
                 (kind, n_bytes.bit_length() >> 1, (n_bytes // n_documents).bit_length() >> 1),
             )
+            tally.n_second += completion.n_second
             if completion.needs_cpu:
                 tally.needs_cpu.update(completion.needs_cpu.values())
             elif quiet in quiet_ns and quiet_ns[quiet] > now_ns:

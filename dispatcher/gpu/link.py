@@ -61,7 +61,7 @@ ALL_ANSWERED: Mapping[int, str] = MappingProxyType({})
 
 @dataclass(slots=True)
 class Completion:
-    """One replay that ended well."""
+    """One launch that ended well."""
 
     slot: Slot
     n_tokens: int
@@ -71,6 +71,8 @@ class Completion:
     """CPU time that the engine process spent on it."""
     needs_cpu: Mapping[int, str] = field(default_factory=lambda: ALL_ANSWERED)
     """Documents that the device does not answer, with the reason."""
+    n_second: int = 0
+    """Replays that followed on the same slot, over text in normal form; it tells of all of them."""
 
 
 class EngineLink(Protocol):

@@ -62,6 +62,7 @@ class _Place:
         "launched_ns",
         "n_bytes",
         "n_documents",
+        "n_second",
         "poll",
         "prediction",
         "slot",
@@ -73,7 +74,7 @@ class _Place:
         self.slot, self.context, self._predictions = slot, context, predictions
         self.prediction = predictions[0]
         self.poll: Poll = context.poll
-        self.n_bytes = self.n_documents = 0
+        self.n_bytes = self.n_documents = self.n_second = 0
         self.began_ns = self.launched_ns = 0
         """When the replay was launched, and when what is under way now: that, or the second one behind it."""
         self.due_ns = 0
@@ -84,8 +85,10 @@ class _Place:
     def expect(self, now_ns: int, is_second: bool) -> None:
         """A replay is launched now, and will take as long as predicted."""
         self.launched_ns, self.prediction = now_ns, self._predictions[is_second]
-        if not is_second:
-            self.began_ns = now_ns
+        if is_second:
+            self.n_second += 1
+        else:
+            self.began_ns, self.n_second = now_ns, 0
         predicted_ns = int(self.prediction.of(self.n_bytes))
         self.due_ns = now_ns + predicted_ns
         self.is_long, self.was_late = self.n_bytes > LONG_BYTES and predicted_ns > 0, False
@@ -202,7 +205,8 @@ class LocalLink:
                 continue
             self._flying.remove(place)
             needs_cpu = self._reasons(place) if any_flagged else ALL_ANSWERED
-            completions.append(Completion(place.slot, context.n_tokens(), now_ns - place.began_ns, 0, needs_cpu))
+            took_ns = now_ns - place.began_ns
+            completions.append(Completion(place.slot, context.n_tokens(), took_ns, 0, needs_cpu, place.n_second))
         return completions
 
     def _goes_on(self, place: _Place) -> bool:

@@ -19,8 +19,9 @@ from gpu_core.errors import InternalError
 
 LAUNCH = struct.Struct("<IIQII")
 """slot, flags, epoch, bytes, documents."""
-COMPLETED = struct.Struct("<IIQQQI4x")
-"""slot, tokens, epoch, nanoseconds from launch to completion, CPU nanoseconds, flagged documents."""
+COMPLETED = struct.Struct("<IIQQQII")
+"""slot, tokens, epoch, nanoseconds from launch to completion, CPU nanoseconds, flagged documents, replays behind the
+first one."""
 _ORDER = struct.Struct("<II")
 """kind, model."""
 _HELLO = struct.Struct("<IIQQ")

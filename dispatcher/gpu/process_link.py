@@ -209,7 +209,7 @@ class ProcessLink:
         return [self._completion(*fields) for fields in COMPLETED.iter_unpack(packet)]
 
     def _completion(
-        self, number: int, n_tokens: int, epoch: int, replay_ns: int, cpu_ns: int, n_flagged: int
+        self, number: int, n_tokens: int, epoch: int, replay_ns: int, cpu_ns: int, n_flagged: int, n_second: int
     ) -> Completion:
         shared = self._shared.get(number)
         if shared is None or not shared.launched_ns or shared.epoch != epoch:
@@ -218,7 +218,7 @@ class ProcessLink:
         shared.launched_ns = 0
         if number >> SLOT_BITS not in self._models:
             del self._shared[number]
-        completion = Completion(shared.slot, n_tokens, replay_ns, cpu_ns)
+        completion = Completion(shared.slot, n_tokens, replay_ns, cpu_ns, n_second=n_second)
         if n_flagged:
             reasons = shared.reasons[: shared.n_documents]
             try:

@@ -59,6 +59,8 @@ class _Replay:
     began_ns: int
     """When it was launched, ..."""
     prediction: Prediction
+    n_second: int = 0
+    """Replays behind it."""
     launched_ns: int = 0
     """... and when what is under way now: that, or the second replay behind it, which has a prediction of its own."""
     due_ns: int = 0
@@ -165,6 +167,7 @@ class ReplayLoop:
         context = replay.slot.context
         if not context.any_flagged() or not context.launch_normalized():
             return False
+        replay.n_second += 1
         # Memory that the first one takes is no part of what replays take.
         self._expect(replay, time.perf_counter_ns(), replay.slot.of_second)
         return True
@@ -175,7 +178,13 @@ class ReplayLoop:
         share, self._cpu_ns = (cpu_ns - self._cpu_ns) // len(done), cpu_ns
         packet = b"".join(
             COMPLETED.pack(
-                replay.number, replay.slot.context.n_tokens(), replay.epoch, now - replay.began_ns, share, n_flagged
+                replay.number,
+                replay.slot.context.n_tokens(),
+                replay.epoch,
+                now - replay.began_ns,
+                share,
+                n_flagged,
+                replay.n_second,
             )
             for replay, n_flagged in zip(done, flagged, strict=True)
         )

@@ -91,6 +91,8 @@ class RouteSnapshot:
     """Documents by the reason why the device did not answer them."""
     n_rewritten: int
     """Documents that came a second time, rewritten to normal form."""
+    n_second: int
+    """Replays behind others, over text that the device brought into normal form."""
     n_views: int
     """Documents whose ids were handed out without a copy."""
     stage_cpu_ns: int
@@ -108,7 +110,7 @@ class RouteTally:
 
     def __init__(self) -> None:
         self.needs_cpu: Counter[str] = Counter()
-        self.n_views = 0
+        self.n_views = self.n_second = 0
         self.engine_cpu_ns = 0
         """Of the replays noted so far."""
         self._noted = array("q")
@@ -190,6 +192,7 @@ class RouteTally:
                 dict(self._fallbacks),
                 dict(self.needs_cpu),
                 self._n_rewritten,
+                self.n_second,
                 self.n_views,
                 self._stage_cpu_ns,
                 self._deliver_cpu_ns,

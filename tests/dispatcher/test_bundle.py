@@ -151,9 +151,10 @@ def test_replays_are_of_one_form(rig: GpuRig) -> None:
 
 
 @pytest.mark.parametrize("synthetic", ["split_bpe"], indirect=True)
-def test_over_a_real_engine_process(tmp_path: Path, synthetic: Tokenizer) -> None:
-    """Ids are those of the reference, also beyond the largest class; the device does not normalize by itself."""
-    command = engine_command(tmp_path, "split_bpe", quick_check=True)
+@pytest.mark.parametrize("normalizes", [False, True])
+def test_over_a_real_engine_process(tmp_path: Path, synthetic: Tokenizer, normalizes: bool) -> None:
+    """Ids are those of the reference, also beyond the largest class; workers rewrite what the device does not."""
+    command = engine_command(tmp_path, "split_bpe", quick_check=True, normalizes=normalizes)
     clocks = ThreadClocks()
     gpus = Gpus(OPTIONS, clocks, tmp_path, command, False)
     gpus.start()
@@ -161,6 +162,7 @@ def test_over_a_real_engine_process(tmp_path: Path, synthetic: Tokenizer) -> Non
     gpus.add(synthetic, tokenizer_json("split_bpe"))
     until(lambda: gpus.serves(synthetic.spec.digest))
     documents = ["plain", f"caf{COMPOSES} " * 9, "\u212b", f"a{COMPOSES}\U00011939 ", f"long {COMPOSES} words. " * 5000]
+    documents += ["\u1100\u1161"] if normalizes else []
     told: list[tuple[EncodedGroup | None, SidetokError | None]] = []
     ended = threading.Event()
 
@@ -177,8 +179,9 @@ def test_over_a_real_engine_process(tmp_path: Path, synthetic: Tokenizer) -> Non
     assert list(map(bytes, result.ids)) == expected
     assert result.route == "gpu"
     snapshot = gpus.snapshots()[0]
-    assert snapshot.n_rewritten == 4
-    assert snapshot.needs_cpu[NOT_NORMAL] >= 4
+    assert snapshot.n_rewritten == (1 if normalizes else 4)
+    assert snapshot.needs_cpu[NOT_NORMAL] >= snapshot.n_rewritten
+    assert bool(snapshot.n_second) == normalizes
     dispatcher.close()
     gpus.close()
 

@@ -38,7 +38,7 @@ class Scripted(ProcessLink):
 
     def completes(self, number: int, epoch: int, n_flagged: int = 0) -> None:
         """The engine completes a replay."""
-        self._engine_launches.send(COMPLETED.pack(number, 0, epoch, 1, 1, n_flagged))
+        self._engine_launches.send(COMPLETED.pack(number, 0, epoch, 1, 1, n_flagged, 0))
 
     def slot(self) -> Slot:
         """The first slot of the tokenizer, which is loaded."""

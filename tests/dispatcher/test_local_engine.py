@@ -213,6 +213,7 @@ def test_second_replays(tmp_path: Path) -> None:
         n_left = sum(text.startswith("\u1100") for text in texts)
         assert dict(completion.needs_cpu) == dict.fromkeys(range(n_left), REASONS[REASON_NOT_NORMAL])
         assert wrong_documents(completion, documents, which) == list(range(n_left))
+        assert completion.n_second == int(texts != ["plain"])
         assert completion.replay_ns >= (500_000 if texts == ["plain"] else 1_000_000)
         assert link.wait(0.0) == []
     place = link._places[slot.number]

@@ -99,6 +99,7 @@ def test_second_replays_in_flight(tmp_path: Path) -> None:
             for number, texts in batches.items():
                 n_left = [i for i, text in enumerate(texts) if text == left]
                 assert list(done[number].needs_cpu) == n_left
+                assert done[number].n_second == int(any(text not in {"plain", "\u00e9"} for text in texts))
                 assert wrong_documents(done[number], [text.encode() for text in texts], which) == n_left
                 n_composed += sum(text.startswith("cafe") for text in texts)
         assert n_composed > 100

@@ -152,7 +152,7 @@ def test_a_second_replay_is_no_message_of_its_own() -> None:
         for epoch, n_bytes in enumerate((5, 1, 9), 1):
             frontend.send(LAUNCH.pack(number, 0, epoch, n_bytes, 1))
             completed = COMPLETED.unpack(frontend.recv(1 << 12))
-            assert (completed[2], completed[5]) == (epoch, 0)
+            assert (completed[2], completed[5], completed[6]) == (epoch, 0, int(n_bytes > 1))
     finally:
         frontend.close()
         thread.join(LIMIT_S)

@@ -38,3 +38,15 @@ def test_removed_models_repeat_no_sample() -> None:
     }
     assert replayed == {"served": 1, "": 2}
     assert {labels["model"] for name, labels, _value in samples if name == "sidetok_route_cost_seconds"} == {"served"}
+
+
+def test_second_replays() -> None:
+    """Those over text that the device brought into normal form are counted by GPU, and do not count as replays."""
+    tally = RouteTally()
+    tally.completed("d0", 4096, 10, 1, 1_000)
+    tally.n_second += 1
+    snapshots = {3: tally.snapshot(True, 0, 0, 0, 0)}
+    gpus = SimpleNamespace(snapshots=lambda: snapshots, statuses=lambda: (), costs=None)
+    values = {name: (labels, value) for name, labels, value in samples_of(gpus)}
+    assert values["sidetok_gpu_second_replays_total"] == ({"gpu": "3"}, 1)
+    assert values["sidetok_gpu_replay_duration_seconds_count"][1] == 1
