@@ -10,7 +10,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 import numpy as np
@@ -85,8 +85,8 @@ class Work:
 
     def add(self, other: Work) -> None:
         """Add the numbers of another row to this one."""
-        for name in self.__slots__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for number in fields(self):
+            setattr(self, number.name, getattr(self, number.name) + getattr(other, number.name))
 
 
 @dataclass(slots=True)

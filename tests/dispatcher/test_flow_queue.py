@@ -5,21 +5,19 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from dispatcher.admission import Slot
+from dispatcher.admission import Admission, Slot
 from dispatcher.flow_queue import FAIR_JOBS, MAX_IDLE_FLOWS, FlowQueue
 from dispatcher.job import Job
+from dispatcher.options import DispatcherOptions
 from tests.fakes import FakeJob, FakeTokenizer
 
 TOKENIZER = FakeTokenizer()
-
-
-class NoAdmission:
-    """Nobody counts."""
+ADMISSION = Admission(DispatcherOptions())
 
 
 def job(flow: str, n_bytes: int = 1) -> Job[str]:
     """A job of a flow."""
-    made = FakeJob(TOKENIZER, "x", slot=Slot(NoAdmission(), n_bytes))  # type: ignore[arg-type]
+    made = FakeJob(TOKENIZER, "x", slot=Slot(ADMISSION, n_bytes))
     made.flow = flow
     return made
 
