@@ -8,11 +8,13 @@ import random
 import sys
 from itertools import accumulate
 
+import cupy
 import numpy as np
 
 from gpu_core.arena import arrange
 from gpu_core.device import CudaGpu
-from gpu_core.layout import FLAG_IDS
+from gpu_core.encoder import load
+from gpu_core.layout import FLAG_IDS, REASON_NOT_NORMAL, REASONS
 from gpu_core.options import GpuOptions
 from tests.data import EMBEDDED, families, tokenizer_json
 from tests.gpu_core.bridge_files import sentencepiece
@@ -96,6 +98,25 @@ def check_normal_forms() -> SecondReplays:
     return replays
 
 
+def check_without_memory() -> list[str]:
+    """What is wrong where there is no memory for second replays: documents stay flagged, and nobody asks again."""
+    data, asked = tokenizer_json(NFC_FAMILY), 0
+    encoder = load(data, GpuOptions(size_classes_bytes=(4096,), contexts_per_class=1))
+    memory, text = cupy.cuda.Memory, "Cafe\u0301".encode()
+
+    def no_memory(n_bytes: int) -> None:
+        nonlocal asked
+        asked += 1
+        raise cupy.cuda.memory.OutOfMemoryError
+
+    cupy.cuda.Memory = no_memory
+    left = [encoder.encode_packed(text + b"plain", [0, len(text), len(text) + 5]).needs_cpu for _ in range(3)]
+    cupy.cuda.Memory = memory
+    if left != 3 * [{0: REASONS[REASON_NOT_NORMAL]}] or asked != 1:
+        return [f"without memory for second replays: {left}, asked {asked} times"]
+    return []
+
+
 def main() -> int:
     """Prints what was checked; status 1 when something was wrong."""
     data = tokenizer_json(EMBEDDED)
@@ -121,7 +142,7 @@ def main() -> int:
     wrong += characters.wrong
     found["characters"] = [dict(characters.n_checked), dict(characters.needs_cpu)]
     replays = check_normal_forms()
-    wrong += replays.wrong
+    wrong += replays.wrong + check_without_memory()
     found["second replays"] = [dict(replays.n_checked), dict(replays.left)]
     n_decoded, wrong_decoded = wrong_texts(data, checker.encoder.device, Reference(data), expected, random.Random(1))
     wrong += wrong_decoded
