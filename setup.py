@@ -2,7 +2,7 @@
 
     SIDETOK_COMPILE=1 pip install .          needs a C compiler; the same sources, and half of their CPU time
 
-Without it the package is plain Python.
+So is what writes ids as JSON in the place of orjson (`service/decimals.c`). Without it the package is plain Python.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ import sys
 from setuptools import Extension, setup
 
 COMPILED = (
-    *(f"dispatcher/{name}.py" for name in ("finisher", "group_call")),
+    *(f"dispatcher/{name}.py" for name in ("admission", "backlog", "bell", "dispatcher", "finisher", "flow_queue")),
+    *(f"dispatcher/{name}.py" for name in ("group_call", "meter", "router", "shares", "tally", "work_queue", "worker")),
+    "dispatcher/engines/piecewise_engine.py",
     *(f"dispatcher/gpu/{name}.py" for name in ("account", "batch", "driver", "group", "incarnation", "local_link")),
     *(f"dispatcher/gpu/{name}.py" for name in ("model_queue", "results", "route", "route_tally", "staging")),
+    *(f"service/{name}.py" for name in ("endpoint", "gate", "head", "hot_cycle", "http_answer", "meter", "outlet")),
+    "service/turn.py",
 )
-"""Nobody derives from their classes, replaces what is in them, or asks whether a text `is` another one: compiled, it
-would not do what it did."""
+"""Nobody derives from their classes, replaces what is in them, refers to them weakly, or asks whether a text `is`
+another one: compiled, it would not do what it did. Nor does a name with a type get a value of another."""
 NEEDS = ["mypy>=2.4,<3", "numpy<2.5"]
 """As in extra `dev`."""
 
@@ -28,7 +32,8 @@ def extensions() -> list[Extension]:
     from mypyc.build import mypycify
 
     # Libraries that ship no types, or are not there while this is built, say nothing.
-    return list(mypycify(["--ignore-missing-imports", *COMPILED], debug_level="0", group_name="sidetok"))
+    compiled = mypycify(["--ignore-missing-imports", *COMPILED], debug_level="0", group_name="sidetok")
+    return [Extension("service.decimals", ["service/decimals.c"]), *compiled]
 
 
 if os.environ.get("SIDETOK_COMPILE") != "1":

@@ -26,27 +26,24 @@ static const uint64_t AS_TEXT = 0x002c303030303030;  // "000000,"
 
 static uint64_t three_digits[THOUSAND];  // of each number, the first one in the lowest byte
 
-// A number below a million with a comma; the end of it.
-static inline char* put_six(char* at, uint32_t number, int n_zeros_kept)
-{
+// A number below a million with a comma, in so many digits at least; the end of it.
+static inline char* put_six(char* at, uint32_t number, int least_digits) {
     const uint64_t digits = three_digits[number / THOUSAND] | three_digits[number % THOUSAND] << 24;
-    // The last digits count also where they are zero.
-    const int n_zeros = __builtin_ctzll(digits | (uint64_t)1 << 8 * (6 - n_zeros_kept)) / 8;
+    // These count also where they are zero.
+    const int n_zeros = __builtin_ctzll(digits | (uint64_t)1 << 8 * (6 - least_digits)) / 8;
     const uint64_t text = (digits | AS_TEXT) >> 8 * n_zeros;
     memcpy(at, &text, sizeof text);
     return at + 7 - n_zeros;
 }
 
-static inline char* put(char* at, uint32_t number)
-{
+static inline char* put(char* at, uint32_t number) {
     if (number < MILLION) return put_six(at, number, 1);
     at = put_six(at, number / MILLION, 1) - 1;
     return put_six(at, number % MILLION, 6);
 }
 
 // The array; how long it is.
-static Py_ssize_t write_ids(char* text, const char* ids, Py_ssize_t n_ids)
-{
+static Py_ssize_t write_ids(char* text, const char* ids, Py_ssize_t n_ids) {
     char* at = text;
     *at++ = '[';
     for (Py_ssize_t i = 0; i < n_ids; i++) {
@@ -59,8 +56,7 @@ static Py_ssize_t write_ids(char* text, const char* ids, Py_ssize_t n_ids)
     return at - text;
 }
 
-static PyObject* ids_json(PyObject* Py_UNUSED(module), PyObject* packed)
-{
+static PyObject* ids_json(PyObject* Py_UNUSED(module), PyObject* packed) {
     Py_buffer ids;
     if (PyObject_GetBuffer(packed, &ids, PyBUF_SIMPLE) < 0) return NULL;
     const Py_ssize_t n_ids = ids.len / 4;
@@ -85,8 +81,7 @@ static struct PyModuleDef definition = {
     .m_methods = methods,
 };
 
-PyMODINIT_FUNC PyInit_decimals(void)
-{
+PyMODINIT_FUNC PyInit_decimals(void) {
     for (uint64_t i = 0; i < THOUSAND; i++) three_digits[i] = i / 100 | i / 10 % 10 << 8 | i % 10 << 16;
     return PyModuleDef_Init(&definition);
 }

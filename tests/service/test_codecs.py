@@ -7,8 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import msgpack
-import numpy as np
-import orjson
 import pytest
 
 from dispatcher.errors import InvalidText
@@ -25,7 +23,6 @@ from service.codecs import (
 )
 from service.endpoint import Head
 from service.errors import BodyTooLarge, InvalidBody, UnsupportedMediaType
-from service.id_array import IDS_PER_PIECE, array_json, ids_json
 
 MARKER = "the-secret-text"
 
@@ -225,12 +222,3 @@ def test_msgpack_tells_text_from_bytes() -> None:
 
 
 # Query strings
-
-
-@pytest.mark.parametrize("n", [0, 1, IDS_PER_PIECE, IDS_PER_PIECE + 1, 2 * IDS_PER_PIECE, 2 * IDS_PER_PIECE + 1])
-def test_ids_as_json(n: int) -> None:
-    """However many pieces they are written in, they are one array."""
-    ids = np.arange(n, dtype="<u4") * 77_777
-    assert orjson.loads(ids_json(ids.tobytes())) == ids.tolist()
-    pairs = np.stack([ids, ids + 1], axis=1)
-    assert orjson.loads(array_json(pairs)) == pairs.tolist()

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgpack
 import numpy as np
-import orjson
 import pytest
 
 from service.codecs import (
@@ -24,7 +23,6 @@ from service.codecs import (
     text_of,
 )
 from service.errors import BodyTooLarge, InvalidBody
-from service.id_array import IDS_PER_PIECE, array_json, ids_json
 from service.native import batch_body
 from tests.service.test_codecs import MARKER, head_of, refusal
 
@@ -230,14 +228,3 @@ def test_what_are_no_ids_is_refused(value: Any) -> None:
     error = refusal(ids_of, value, "ids[1]")
     assert isinstance(error, InvalidBody)
     assert error.param == "ids[1]"
-
-
-@pytest.mark.parametrize(
-    "n", [0, 1, 31, 32, 33, IDS_PER_PIECE - 1, IDS_PER_PIECE, IDS_PER_PIECE + 1, 3 * IDS_PER_PIECE + 7]
-)
-def test_ids_as_json(n: int) -> None:
-    """Any number of ids is one JSON array, also where it is written in pieces."""
-    ids = (np.arange(n, dtype=np.uint64) * 2654435761 % 2**32).astype("<u4")
-    assert orjson.loads(ids_json(ids.tobytes())) == ids.tolist()
-    pairs = np.stack([ids, ids], 1) if n else np.zeros((0, 2), np.uint32)
-    assert orjson.loads(array_json(pairs)) == pairs.tolist()

@@ -73,12 +73,21 @@ def test_the_ticker_survives_a_failure(part: str) -> None:
         async with running(registry()) as it:
             calls = []
 
-            def broken() -> None:
-                calls.append(1)
-                raise RuntimeError("x")
+            class Broken:
+                """The part, but for its sweep."""
+
+                def __init__(self, whole: object) -> None:
+                    self._whole = whole
+
+                def __getattr__(self, name: str) -> object:
+                    return getattr(self._whole, name)
+
+                def sweep(self) -> None:
+                    calls.append(1)
+                    raise RuntimeError("x")
 
             asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-            getattr(it.service, part).sweep = broken
+            setattr(it.service, part, Broken(getattr(it.service, part)))
             await eventually(lambda: len(calls) >= 3)
 
     run(test())
