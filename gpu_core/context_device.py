@@ -45,6 +45,7 @@ from gpu_core.layout import (
     FETCHED,
     FLAG_DECIMALS,
     FLAG_IDS,
+    FLAG_NORMAL_FORM,
     FLAG_TOKEN_STARTS,
     HEADER,
     KERNELS,
@@ -109,9 +110,12 @@ class CudaContext:
         self._launches_of_pieces: list[Launch] = []
         self._last: tuple[int, int, int, Transfer] | None = None
         """Bytes, documents, flags and way of the last replay, unless it was over pieces, or nothing can follow it."""
-        self._is_second = False
+        self.in_normal_form = False
+        """Whether the last replay was over text that the device brought there."""
         self._normal: CudaNormal | None = None
-        self._may_normalize = device.normal_forms is not None
+        self._forms = device.normal_forms
+        self._unseen = -1
+        """Bytes of a first replay of which nobody said yet that it was not in normal form, or -1."""
         self._decimals, self._launches_of_decimals = self._make_decimals()
         for way in ways:
             # Once on an empty batch, so that nothing is left to load; those that fetch take turns by themselves.
@@ -123,9 +127,22 @@ class CudaContext:
         self.alive()
 
     def launch(self, n_bytes: int, n_documents: int, flags: int, resident: bool) -> None:
-        """See `ExecutionContext.launch`."""
+        """See `ExecutionContext.launch`. Text that is often not in normal form is brought there at once."""
+        forms = self._forms
+        if forms is not None and not flags & (FLAG_NORMAL_FORM | FLAG_TOKEN_STARTS):
+            if self._unseen >= 0:
+                forms.doubts.seen(self._unseen, False)
+            self._unseen = n_bytes
+            if forms.doubts.are_likely(n_bytes) and (normal := self._normalizer()) is not None:
+                self._unseen = -1
+                way = FAR_RESIDENT if flags & FLAG_DECIMALS else choose(n_bytes, n_documents, resident)
+                self._launch_normal(normal, (n_bytes, n_documents, flags, way), fetches=way.text == "fetched")
+                return
+        self._launch_first(n_bytes, n_documents, flags, resident)
+
+    def _launch_first(self, n_bytes: int, n_documents: int, flags: int, resident: bool) -> None:
         if flags & FLAG_DECIMALS:
-            self._last, self._is_second = (n_bytes, n_documents, flags, FAR_RESIDENT), False
+            self._last, self.in_normal_form = (n_bytes, n_documents, flags, FAR_RESIDENT), False
             behind = partial(self._decimals.launch, n_bytes=n_bytes, n_documents=n_documents)
             self._launch_two(self._launches_of_decimals, (n_bytes, n_documents, header_flags(flags)), behind)
             return
@@ -134,7 +151,7 @@ class CudaContext:
     def launch_as(self, transfer: Transfer, n_bytes: int, n_documents: int, flags: int) -> None:
         """The same with a transfer of the caller's choice, for measurements."""
         self._epoch += 1
-        self._last, self._is_second = (n_bytes, n_documents, flags, transfer), False
+        self._last, self.in_normal_form = (n_bytes, n_documents, flags, transfer), False
         self._pack_header(self._header, 0, self._epoch, n_bytes, n_documents, flags, 0)
         turn = 0
         if transfer.text == "fetched":
@@ -153,33 +170,47 @@ class CudaContext:
 
     def launch_normalized(self) -> bool:
         """See `ExecutionContext.launch_normalized`."""
-        last = self._last
-        if not self._may_normalize or last is None or not self.any_flagged():
+        last, forms = self._last, self._forms
+        if forms is None or last is None or not self.any_flagged():
             return False
-        n_bytes, n_documents, flags, transfer = last
-        if self._is_second:
-            self._is_second = False
+        n_bytes, n_documents, flags, way = last
+        if self.in_normal_form:
             # Only where there is no text are there no tokens.
             if is_repeated := self.n_tokens() == 0:
-                self.launch(n_bytes, n_documents, flags, transfer.results == "resident")
+                self._launch_first(n_bytes, n_documents, flags, way.results == "resident")
             self._last = None
             return is_repeated
-        normal = self._normalizer() if may_be_normalized(flags, self.reasons(n_documents)) else None
-        if normal is None:
+        if not may_be_normalized(flags, self.reasons(n_documents)):
             return False
+        forms.doubts.seen(n_bytes, True)
+        self._unseen = -1
+        normal = self._normalizer()
+        if normal is not None:
+            self._launch_normal(normal, last, fetches=False)
+        return normal is not None
+
+    def _launch_normal(self, normal: CudaNormal, batch: tuple[int, int, int, Transfer], fetches: bool) -> None:
+        """A replay over the normal form of a batch; `fetches`: its text and starts are copied to the device first."""
+        n_bytes, n_documents, flags, way = batch
         self._epoch += 1
-        self._is_second = True
-        results = "decimals" if flags & FLAG_DECIMALS else transfer.results
+        self._last, self.in_normal_form = batch, True
+        results = "decimals" if flags & FLAG_DECIMALS else way.results
         try:
-            job = self._epoch, n_bytes, n_documents, header_flags(flags)
-            room = normal.launch(transfer.text, results, *job)
+            if fetches:
+                self._copy("text", n_bytes)
+                self._copy("document_starts", 4 * (n_documents + 1))
+            room = normal.launch(way.text, results, self._epoch, n_bytes, n_documents, header_flags(flags))
             if flags & FLAG_DECIMALS:
                 self._decimals.launch(self._epoch, room, n_documents)
             if self._event is not None:
                 self._event.record(self.stream)
         except (runtime.CUDARuntimeError, driver.CUDADriverError) as error:
             raise DeviceFault(str(error)) from None
-        return True
+
+    def _copy(self, name: str, n_bytes: int) -> None:
+        """What the host wrote, to the device."""
+        source, target = self._arena.pinned.address(self._host, name), self._address("device", name)
+        runtime.memcpyAsync(target, source, n_bytes, runtime.memcpyHostToDevice, self._stream)
 
     def piece_places(self) -> NDArray[np.uint32]:
         """See `ExecutionContext.piece_places`."""
@@ -187,7 +218,7 @@ class CudaContext:
 
     def launch_pieces(self, n_bytes: int, n_pieces: int, flags: int) -> None:
         """See `ExecutionContext.launch_pieces`."""
-        self._last = None
+        self._last, self._unseen = None, -1
         behind = partial(self._joiner().launch, n_bytes=n_bytes, n_pieces=n_pieces, flags=flags)
         self._launch_two(self._launches_of_pieces, (n_bytes, n_pieces, FLAG_IDS | FLAG_TOKEN_STARTS), behind)
 
@@ -230,7 +261,7 @@ class CudaContext:
 
     def _normalizer(self) -> CudaNormal | None:
         """Memory for second replays in normal form; None when there is none, which is asked for once."""
-        forms = self._device.normal_forms
+        forms = self._forms
         if self._normal is not None or forms is None:
             return self._normal
         inputs = ("text", "document_starts")
@@ -241,7 +272,7 @@ class CudaContext:
             with taking_memory():
                 normal = CudaNormal(forms, self.size, read, told, self._stream)
         except OutOfDeviceMemory:
-            self._may_normalize = False
+            self._forms = None
             return None
         for results, transfer in (("mapped", NEAR), ("resident", NEAR_RESIDENT)):
             normal.replays[results] = self._encode(transfer, 0, **normal.inputs), self._device.tile

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from gpu_core.arena import place
 from gpu_core.cuda import Launch, compile_kernels, cupy, enqueue, launch_of, runtime, upload
+from gpu_core.doubts import Doubts
 from gpu_core.ladder import SizeClass
 from gpu_core.layout import n_tiles
 from gpu_core.normal_layout import MAX_GROWTH, NORMAL_BATCH, NORMAL_JOB, NORMAL_KERNEL, TILE, normal_memory
@@ -28,6 +29,8 @@ class CudaNormalForms:
         self._memory = upload(of_all.arrays)
         addresses = {name: int(memory.ptr) for name, memory in self._memory.items()}
         self.tables = of_all.struct(addresses, literals_of(tables))
+        self.doubts = Doubts()
+        """What their replays said."""
 
 
 def normal_forms_of(tables: Tables) -> CudaNormalForms | None:

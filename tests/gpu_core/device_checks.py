@@ -260,7 +260,8 @@ def _check_second_replays(
     literals = plain_literals(checker.encoder.spec)
     work = normal_batches(rng, [data.corpus(name).encode() for name in names], literals, AMOUNTS[extent])
     replays = SecondReplays(checker.encoder)
-    for (name, batch), expected in zip(work, expected_ids(reference, work), strict=True):
+    all_expected = expected_ids(reference, work)
+    for (name, batch), expected in zip(work, all_expected, strict=True):
         checker._poison(sum(map(len, batch)))
         replays.check(name, batch, expected)
         known = [ids for ids in expected if ids is not None]
@@ -268,6 +269,8 @@ def _check_second_replays(
             checker.check(name, batch, known)
     for _name, batch in work[:: max(1, len(work) // 20)]:
         checker.check_decimals(batch)
+    for (name, batch), expected in list(zip(work, all_expected, strict=True))[:: 1 + len(work) // 40]:
+        replays.check_at_once(name, batch, expected)
     checker.n_checked.update({f"normal form: {name}": n for name, n in replays.n_checked.items()})
     checker.needs_cpu.update({f"second replay, {name}": n for name, n in replays.left.items()})
     checker.wrong += [f"{checker.family} {line}" for line in replays.wrong]

@@ -118,6 +118,26 @@ class SecondReplays:
         packed.release()
         self._check_resident(name, batch, ids, tokens)
 
+    def check_at_once(self, name: str, batch: Batch, expected: Sequence[Ids | None]) -> None:
+        """Again and again, until such text is brought into normal form without a first replay; also as decimals."""
+        n_bytes, starts = sum(map(len, batch)), np.cumsum([0, *map(len, batch)])
+        lease = self.encoder.lease(n_bytes, len(batch))
+        context: Any = lease.context
+        context.text[:n_bytes], context.document_starts[: len(starts)] = b"".join(batch), starts
+        for turn in range(8):
+            before = context._epoch
+            encoding = self.encoder.replay(lease, n_bytes, len(batch), decimals=turn % 4 == 3)
+            self.n_checked["at once"] += context.in_normal_form and context._epoch == before + 1
+            for i, right in enumerate(expected):
+                if i in encoding.needs_cpu:
+                    continue
+                ids = encoding.ids(i)
+                decimals = encoding.decimals(i)
+                text = ",".join(map(str, ids.tolist())).encode()
+                if right is None or not np.array_equal(ids, right) or (decimals is not None and decimals != text):
+                    self.wrong.append(f"at once, {name}: document {i} of {len(batch)}, turn {turn}")
+        lease.release()
+
     def _check_resident(self, name: str, batch: Batch, ids: Ids, tokens: Ids) -> None:
         """Resident results are all those of the packed ones, answered or not."""
         resident: Any = self.encoder.encode_resident(batch)

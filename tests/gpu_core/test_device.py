@@ -29,6 +29,7 @@ def test_contexts_over_the_stand_in(shim_cache: Path) -> None:
     assert (characters["texts"], characters["other ways"], needs_cpu) == (42, 1, {})
     second, left = report["found"].pop("second replays")
     assert second["second replay"] > 40
+    assert second["at once"] > 12
     assert second["beside those"] > 20
     assert left.pop("a border cuts a character: invalid UTF-8") == 2
     assert left.pop("a full batch that grows: text that is not in normal form") == 2

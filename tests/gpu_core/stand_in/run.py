@@ -92,6 +92,7 @@ def check_normal_forms() -> SecondReplays:
     replays = SecondReplays(checker.encoder)
     for (name, batch), ids in zip(work, expected_ids(Reference(data), work), strict=True):
         replays.check(name, batch, ids)
+        replays.check_at_once(name, batch, ids)
     for _name, batch in work[:4]:
         checker.check_decimals(batch)
     replays.wrong += checker.wrong
