@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -87,11 +88,39 @@ def test_locks_fit_the_project(variant: str) -> None:
     assert ("nvidia-cuda-nvrtc" in " ".join(found)) == (variant != "cpu")
 
 
+def needed_to_compile() -> list[str]:
+    """What `setup.py` says that it needs."""
+    tree = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
+    values = {node.targets[0].id: node.value for node in tree.body if isinstance(node, ast.Assign)}  # type: ignore[attr-defined]
+    needed: list[str] = ast.literal_eval(values["NEEDS"])
+    return needed
+
+
 def test_the_build_is_locked() -> None:
-    """What builds the package is locked, too."""
-    (wanted,) = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
-    (pin,) = locked("build")["setuptools"]
-    assert Requirement(wanted).specifier.contains(str(pin.specifier).removeprefix("=="))
+    """What builds the package, and what compiles it, is locked, too."""
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
+    needed, found = [*wanted, *needed_to_compile()], locked("build")
+    assert len(needed) == 3
+    for requirement in map(Requirement, needed):
+        (pin,) = found[requirement.name]
+        assert requirement.specifier.contains(str(pin.specifier).removeprefix("=="))
+
+
+def test_the_image_is_compiled() -> None:
+    """The stage that builds has a compiler and compiles; the other one installs nothing, so there is none in it."""
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    _, build, final = re.split(r"^FROM ", text, flags=re.M)
+    assert re.search(r"apt-get install [^&]*\bgcc\b", build)
+    assert re.search(r"SIDETOK_COMPILE=1 deploy/docker/install program\b", build)
+    assert not re.search(r"\b(apt-get|gcc|pip)\b", final)
+
+
+def test_docker_sees_what_the_program_is_made_of() -> None:
+    """Nothing that the step copies is ignored by Docker, and it copies what compiles."""
+    step = (FOLDER / "install").read_text(encoding="utf-8")
+    ((*sources, _target),) = (line.split()[2:] for line in step.splitlines() if line.strip().startswith("cp -R"))
+    seen = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()}
+    assert {"setup.py", "pyproject.toml", "dispatcher"} <= set(sources) <= seen
 
 
 def test_every_variant_has_a_lock() -> None:
