@@ -31,8 +31,9 @@ def extensions() -> list[Extension]:
     """What is compiled."""
     from mypyc.build import mypycify
 
-    # Libraries that ship no types, or are not there while this is built, say nothing.
-    compiled = mypycify(["--ignore-missing-imports", *COMPILED], debug_level="0", group_name="sidetok")
+    # Libraries that ship no types, or are not there while this is built, say nothing, and `scripts/check` judges types.
+    options = ["--config-file=", "--explicit-package-bases", "--ignore-missing-imports", "--follow-imports=silent"]
+    compiled = mypycify([*options, *COMPILED], debug_level="0", group_name="sidetok")
     return [Extension("service.decimals", ["service/decimals.c"]), *compiled]
 
 
