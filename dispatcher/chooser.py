@@ -56,6 +56,10 @@ CLEAR_TIMES = 2.5
 `CLEAR_NS`, for as many documents or more, as long as `CLEAR_BYTES` more wait there at most."""
 CLEAR_DECISIONS = 8
 CLEAR_NS = 1_000_000
+LONG_CLEAR_NS = 20_000_000
+"""In place of `CLEAR_NS` for documents of more than `LONG_BYTES`: they come seldom, so each would be predicted, which
+takes longer than usual because nothing that it needs is in a cache."""
+LONG_BYTES = 1 << 18
 CLEAR_BYTES = 1 << 16
 STAYS_TIMES = 1.25
 """A worker that would encode the work itself stays with that for as many decisions and `STAYS_NS`, for as many
@@ -113,7 +117,10 @@ class _Habit:
         self.last = choice.route
         self.n_since += 1
         if times >= CLEAR_TIMES and choice.gpu == 0 and len(gpus) == 1:
-            self.until_ns, self.max_waiting = now_ns + CLEAR_NS, gpus[0].waiting_bytes + CLEAR_BYTES
+            lasts_ns = LONG_CLEAR_NS if n_bytes > n_documents * LONG_BYTES else CLEAR_NS
+            load = gpus[0]
+            self.until_ns = now_ns + lasts_ns
+            self.max_waiting = load.waiting_bytes + load.alone_waiting_bytes + CLEAR_BYTES
         elif times >= STAYS_TIMES and choice.gpu < 0 and cpu.is_first:
             self.until_ns, self.max_waiting = now_ns + STAYS_NS, cpu.n_workers
         else:
@@ -200,7 +207,7 @@ class RouteChooser:
         load = gpus[0]
         if habit is None or not habit.n_clear or not load.ready:
             return None
-        if not habit.goes_on(GPU, n_bytes, n_documents, load.waiting_bytes, now_ns):
+        if not habit.goes_on(GPU, n_bytes, n_documents, load.waiting_bytes + load.alone_waiting_bytes, now_ns):
             return None
         if not self._is_predicted(n_bytes, n_documents, now_ns):
             return None

@@ -7,7 +7,16 @@ from collections import Counter
 
 import pytest
 
-from dispatcher.chooser import CLEAR_DECISIONS, EXPLORE_EVERY, EXPLORE_MAX_BYTES, MAX_HABITS, STAYS_NS, RouteChooser
+from dispatcher.chooser import (
+    CLEAR_DECISIONS,
+    CLEAR_NS,
+    EXPLORE_EVERY,
+    EXPLORE_MAX_BYTES,
+    LONG_CLEAR_NS,
+    MAX_HABITS,
+    STAYS_NS,
+    RouteChooser,
+)
 from dispatcher.costs import ASCII, CostKey, Costs, Line, StartValues
 from dispatcher.policy import CPU, EXPLORE, FASTER, GPU, POLICY, CpuLoad, GpuLoad
 from tests.dispatcher.route_rig import MODEL, US
@@ -239,6 +248,27 @@ def test_texts_that_the_gpu_does_not_answer_stay_away() -> None:
     n_before = len(routes.choices)
     routes.poisson(200, 4_000, short, seed=2)
     assert routes.share_of(GPU, first=n_before + 3_000) >= 0.9
+
+
+def test_a_clear_choice_of_long_documents_lasts() -> None:
+    """Eight of them within 20 ms are not predicted again, but for those that others wait in front of."""
+    slow, fast = Line(5_000_000.0, 0.0), Line(100_000.0, 0.0)
+    chooser = RouteChooser(
+        Costs({CostKey(CPU, MODEL, KIND): StartValues(slow, slow), CostKey(GPU, MODEL, KIND): StartValues(fast, fast)})
+    )
+    idle, busy = GpuLoad(ready=True), GpuLoad(ready=True, alone_waiting_bytes=480_000)
+
+    def again(n_bytes: int, gpu: GpuLoad, now_ns: int) -> bool:
+        return chooser.again(MODEL, KIND, n_bytes, 1, [gpu], now_ns) is not None
+
+    for n_bytes, lasts_ns in ((4_000, CLEAR_NS), (480_000, LONG_CLEAR_NS)):
+        choice = chooser.choose(MODEL, KIND, n_bytes, 1, CpuLoad(4, 4), [idle], 0)
+        assert (choice.route, choice.reason) == (GPU, FASTER)
+        assert not again(n_bytes, busy, 1)
+        assert not again(n_bytes, idle, lasts_ns + 1)
+        assert [again(n_bytes, idle, lasts_ns) for _ in range(CLEAR_DECISIONS + 1)] == [True] * CLEAR_DECISIONS + [
+            False
+        ]
 
 
 def test_two_gpus_share_the_load_and_one_is_lost() -> None:
