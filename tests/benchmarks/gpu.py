@@ -4,7 +4,8 @@
 
 A call goes from bytes in pinned memory to ids in pinned memory through the public interface; kernel times are those
 between two events around the graph, with text and results on the device. Ids are compared with the reference before
-anything is timed. Figures are medians in microseconds; texts rotate over several windows.
+anything is timed. Figures are medians in microseconds; texts rotate over several windows. Calls are timed on the CPU
+on which a probe of 1 KiB was the fastest; the probe's figures are among the rows, as part `cpus`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from gpu_core.options import GpuOptions
 from gpu_core.spec import read_spec
 from gpu_core.transfer import TRANSFERS, Transfer
 from tests.benchmarks.cpu_engines import first_calls_ms
+from tests.benchmarks.fastest_cpu import FastestCpu
 from tests.benchmarks.gpu_decimals import bench_decimals
 from tests.benchmarks.gpu_decode import bench_decode
 from tests.benchmarks.gpu_peers import Peers
@@ -92,8 +95,24 @@ def tries(encoder: Encoder, batch: Batch) -> tuple[bool, int]:
     return context.in_normal_form, len(encoding.needs_cpu)
 
 
-def time_calls(encoder: Encoder, batches: list[Batch], repeats: int) -> Row:
+@cache
+def fastest_cpu(data: DeviceData) -> FastestCpu:
+    """Where calls are timed: the host's share of a call varies by CPU, by up to a third."""
+    encoder = load(data.tokenizer_json("llama3_1"), GpuOptions(size_classes_bytes=(4096,)))
+    text = window(data.corpus("books").encode(), 0, 1024)
+    warm_until = time.perf_counter() + WARM_UP_S
+    while time.perf_counter() < warm_until:
+        call(encoder, [text])
+    return FastestCpu.probe(lambda: call(encoder, [text]))
+
+
+def time_calls(cpu: FastestCpu, encoder: Encoder, batches: list[Batch], repeats: int) -> Row:
     """Medians of many calls."""
+    with cpu.pinned():
+        return _time_calls(encoder, batches, repeats)
+
+
+def _time_calls(encoder: Encoder, batches: list[Batch], repeats: int) -> Row:
     warm_until = time.perf_counter() + WARM_UP_S
     while time.perf_counter() < warm_until:
         call(encoder, batches[0])
@@ -184,8 +203,8 @@ def bench_calls(family: str, data: DeviceData, repeats: int) -> list[Row]:
         others, expected = peers.times(batches, repeats)
         row: Row = {"family": family, "input": name, "bytes": sum(map(len, batches[0]))}
         row |= check_equal(encoder, expected, batches)
-        row |= time_calls(encoder, batches, repeats)
-        row["spin_us"] = time_calls(spin, batches, repeats)["call_us"]
+        row |= time_calls(fastest_cpu(data), encoder, batches, repeats)
+        row["spin_us"] = time_calls(fastest_cpu(data), spin, batches, repeats)["call_us"]
         row["kernels_us"] = time_kernels(encoder, batches[0], repeats)
         rows.append(row | others)
         print(_line(rows[-1]), flush=True)
@@ -209,16 +228,16 @@ def bench_families(data: DeviceData, repeats: int) -> list[Row]:
         for name, batches in inputs.items():
             row: Row = {"family": family, "input": name}
             row |= check_equal(encoder, [next(expected) for _ in batches], batches)
-            row |= time_calls(encoder, batches, repeats)
+            row |= time_calls(fastest_cpu(data), encoder, batches, repeats)
             row["kernels_us"] = time_kernels(encoder, batches[0], 20)
             of_batches = [tries(encoder, batch) for batch in batches]
             if any(in_normal_form for in_normal_form, _left in of_batches):
                 row["second_us"] = time_kernels(encoder, batches[0], 20, second=True)
             row["left"] = sum(n_left for _form, n_left in of_batches)
             if "second_us" in row or row["left"]:
-                row["encode_us"] = median_us(
-                    [t for batch in batches for t in _timed_encode(encoder, batch, repeats // 2)]
-                )
+                with fastest_cpu(data).pinned():
+                    samples = [t for batch in batches for t in _timed_encode(encoder, batch, repeats // 2)]
+                row["encode_us"] = median_us(samples)
             row["against_llama3_1"] = row["call_us"] / standard.setdefault(name, row["call_us"])
             rows.append(row)
             print(_line(row), flush=True)
@@ -232,7 +251,7 @@ def bench_waits(data: DeviceData, repeats: int) -> list[Row]:
     for wait in ("adaptive", "spin", "block"):
         encoder = load(file, GpuOptions(size_classes_bytes=(16384, 1 << 19, 1 << 22), wait=wait))
         for name in ("books 16 KiB", "books 480 KB", "books 3.8 MB"):
-            row: Row = {"wait": wait, "input": name} | time_calls(encoder, texts[name], 5 * repeats)
+            row: Row = {"wait": wait, "input": name} | time_calls(fastest_cpu(data), encoder, texts[name], 5 * repeats)
             rows.append(row)
             print(_line(row), flush=True)
     return rows
@@ -289,11 +308,12 @@ def bench_worst(family: str, data: DeviceData, repeats: int) -> list[Row]:
             "why": sorted(set(encoding.needs_cpu.values())),
         }
         del encoding
-        row |= time_calls(encoder, [batch], max(10, repeats // 3))
+        row |= time_calls(fastest_cpu(data), encoder, [batch], max(10, repeats // 3))
         row["kernels_us"] = time_kernels(encoder, batch, 10)
-        row["encode_us"] = median_us(_timed_encode(encoder, batch, repeats // 2))
-        if len(batch) > 1:
-            row["packed_us"] = median_us(_timed_packed(encoder, batch, repeats // 2))
+        with fastest_cpu(data).pinned():
+            row["encode_us"] = median_us(_timed_encode(encoder, batch, repeats // 2))
+            if len(batch) > 1:
+                row["packed_us"] = median_us(_timed_packed(encoder, batch, repeats // 2))
         row |= {f"{engine}_ms": times[name] for engine, times in cpu.items()}
         rows.append(row)
         print(_line(row), flush=True)
@@ -328,6 +348,13 @@ def _timed_packed(encoder: Encoder, batch: Batch, repeats: int) -> list[int]:
     return samples[repeats // 2 :]
 
 
+def _cpu_rows(cpu: FastestCpu) -> list[Row]:
+    rows: list[Row] = [{"cpu": number, "books_1_kib_us": ns / 1000} for number, ns in cpu.medians_ns.items()]
+    for row in rows:
+        print(_line(row), flush=True)
+    return rows
+
+
 def _line(row: Row) -> str:
     return "  ".join(
         f"{key}={value:.1f}" if isinstance(value, float) else f"{key}={value}" for key, value in row.items()
@@ -357,7 +384,7 @@ def main() -> int:
         "decimals": lambda: bench_decimals(data, repeats),
         "families": lambda: bench_families(data, repeats),
     }
-    rows: dict[str, list[Row]] = {}
+    rows: dict[str, list[Row]] = {"cpus": _cpu_rows(fastest_cpu(data))}
     for part in arguments.part.split(","):
         print(f"== {part}", flush=True)
         began = time.monotonic()
