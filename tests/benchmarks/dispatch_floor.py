@@ -13,6 +13,9 @@ The load, its documents, the thread that offers them and the way its CPU time is
     floor, there    the same, and no text is received: all lie in pinned memory from the beginning
     dispatcher      `Dispatcher.reserve` and `encode_group`, policy `gpu`
 
+With `--rests` also what a rest leaves cold: a text is received, the thread rests, and then the graph is launched, or
+the text is submitted to the dispatcher.
+
 Ids of a sample are compared with the reference in every run; where no text is received they are those of another one.
 """
 
@@ -38,6 +41,7 @@ from gpu_core.layout import FLAG_IDS
 from gpu_core.options import GpuOptions
 from gpu_core.spec import read_spec
 from gpu_core.tables import load_tables
+from gpu_core.waiting import sharpen_sleep
 from tests.benchmarks.dispatch import CORPORA, line, rounded
 from tests.benchmarks.dispatch_drills import LONG_BYTES, LONG_SAMPLES, Bench
 from tests.benchmarks.dispatch_load import Load, Record
@@ -53,6 +57,8 @@ LATE_PART, EARLY_PART = 1 / 8, 1 / 128
 """Of a nap: what one that was too short is followed by, and how much shorter the next one is after one that was not."""
 PATIENCE_S = 5.0
 WARM_UP_S = 0.2
+RESTS_US = (20, 50, 100, 150, 200, 300, 500, 1000, 2000, 4000)
+N_RESTS = 60
 FIGURES = ("p50_us", "p99_us", "host_cpu_us", "launch_us", "nap_us", "read_us", "naps", "late_p50_us")
 
 
@@ -215,6 +221,33 @@ def run_by_turns(targets: Sequence[Any], trials: dict[int, Trial], n_rounds: int
     return rows
 
 
+def after_rests(floor: FloorTarget, ours: Any, document: bytes, rests_us: Sequence[int], n_times: int) -> list[Row]:
+    """Medians in us by the length of a rest: its CPU, a launch after it, and a call of the dispatcher after it."""
+    sharpen_sleep()
+    rows: list[Row] = []
+    for rest_us in rests_us:
+        rest_ns, launch_ns, submit_ns = [], [], []
+        for _ in range(n_times):
+            received, begin_ns = floor.receive(document), time.thread_time_ns()
+            time.sleep(rest_us * 1e-6)
+            rest_ns.append(time.thread_time_ns() - begin_ns)
+            record, begin_ns = Record(1, n_samples=0), time.perf_counter_ns()
+            floor.submit(0, [received], record)
+            launch_ns.append(time.perf_counter_ns() - begin_ns)
+            record.wait(PATIENCE_S, floor.rest)
+            text, record = ours.receive(document), Record(1, n_samples=0)
+            time.sleep(rest_us * 1e-6)
+            begin_ns = time.perf_counter_ns()
+            ours.submit(0, [text], record)
+            submit_ns.append(time.perf_counter_ns() - begin_ns)
+            del text
+            record.wait(PATIENCE_S, ours.rest)
+        taken = {"rest_cpu_us": rest_ns, "launch_us": launch_ns, "submit_us": submit_ns}
+        rows.append({"rest_us": rest_us} | {name: statistics.median(some) / 1000 for name, some in taken.items()})
+        print(line(rows[-1]), flush=True)
+    return rows
+
+
 def medians(rows: Sequence[Row]) -> list[Row]:
     """One row for each target and rate."""
     found: dict[tuple[int, str], list[Row]] = {}
@@ -241,8 +274,9 @@ def measure(
     family: str = "llama3_1",
     forms: Sequence[Form] = FORMS,
     make_gpu: MakeGpu | None = None,
-) -> list[Row]:
-    """Rows of all runs. `make_gpu` is for tests."""
+    rests_us: Sequence[int] = (),
+) -> tuple[list[Row], list[Row]]:
+    """Rows of all runs, and of rests. `make_gpu` is for tests."""
     file = data.tokenizer_json(family)
     bench = Bench({name: data.corpus(name).encode() for name in CORPORA}, Reference(file), None, float("inf"))
     loads = {rate: Load(rate, seconds, LONG_BYTES, LONG_BYTES, seed=rate) for rate in rates}
@@ -254,7 +288,8 @@ def measure(
         targets += [FloorTarget(form, contexts_of(gpu, file, form.options)) for form in forms]
         for target in targets:
             warm_up(target, trials[rates[0]].documents[:8], WARM_UP_S)
-        return run_by_turns(targets, trials, n_rounds)
+        rows = run_by_turns(targets, trials, n_rounds)
+        return rows, after_rests(targets[2], targets[1], trials[rates[0]].documents[0], rests_us, N_RESTS)
     finally:
         service.close()
 
@@ -266,16 +301,20 @@ def main() -> int:
     parser.add_argument("--rates", default="500,2000")
     parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rests", action="store_true", help="also what a rest leaves cold")
     parser.add_argument("--family", default="llama3_1")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     rates = [int(rate) for rate in given.rates.split(",")]
-    rows = measure(DeviceData(given.data), rates, given.seconds, given.rounds, given.family)
+    rests_us = RESTS_US if given.rests else ()
+    data = DeviceData(given.data)
+    rows, rests = measure(data, rates, given.seconds, given.rounds, given.family, rests_us=rests_us)
     summary = medians(rows)
     for row in summary:
         print(line(row))
     if given.json:
         kept = {"medians": [rounded(row) for row in summary], "rows": [rounded(row) for row in rows]}
+        kept |= {"rests": [rounded(row) for row in rests]}
         given.json.write_text(json.dumps(kept, indent=1) + "\n")
     return 0 if is_right(rows) else 1
 

@@ -41,12 +41,15 @@ def test_documents_have_the_ids_of_the_reference(tmp_path: Path, wait: str) -> N
 
 
 def test_all_take_turns(data: DeviceData) -> None:
-    """Every target at every rate in each round, and all documents are answered; medians are over the rounds."""
+    """Every target at every rate in each round, and all documents are answered; medians are over the rounds, and rests
+    come after all."""
     forms = [form for form in FORMS if form.wait == LOOKS]
-    rows = measure(data, (40, 80), 0.05, 2, FAMILY, forms, still_gpu(100.0))
+    rows, rests = measure(data, (40, 80), 0.05, 2, FAMILY, forms, still_gpu(100.0), (20,))
     assert [row["offered_per_s"] for row in rows] == ([40] * 3 + [80] * 3) * 2
     assert not any(row["unanswered"] or row["faults"] for row in rows)
     assert [row["counters"].get("documents") for row in rows if row["target"] == "floor, looks"] == [2, 4, 2, 4]
+    assert [row["rest_us"] for row in rests] == [20]
+    assert all(min(row.values()) > 0 for row in rests)
     summary = medians(rows)
     assert [(row["offered_per_s"], row["target"]) for row in summary] == [
         (rate, target) for rate in (40, 80) for target in ("floor, looks", "gpu, reserved", "nothing")
