@@ -218,7 +218,7 @@ def tight(home: Path, model: str) -> Iterator[ServiceProcess]:
     limits = ("--max-in-flight=2", "--max-body-bytes=1MB", "--max-in-flight-bytes=1MB", "--fair-above=1")
     arguments = ("--cpu-engine=reference", *limits)
     # However long a client takes to send what is refused.
-    program = held_program(service__protocol__LINGER_S=LIMIT_S)
+    program = held_program(service__hot_cycle__LINGER_S=LIMIT_S)
     more: dict[str, Any] = {"uds": home / "tight", "cache_dir": home / "cache", "program": program}
     with serving(home, model, *arguments, **more) as process:
         yield process

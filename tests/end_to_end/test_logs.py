@@ -59,7 +59,7 @@ def test_no_text_in_the_log(folder: Path, home: Path, model: str, style: str) ->
         "--shadow-check=1",
         "--max-body-bytes=1MB",
     )
-    program = held_program(service__protocol__LINGER_S=LIMIT_S)
+    program = held_program(service__hot_cycle__LINGER_S=LIMIT_S)
     with serving(folder, model, *arguments, cache_dir=home / "cache", program=program) as service:
         for i, data in enumerate(bad_requests()):
             wire = Wire(service.connect(bool(i % 2)))
