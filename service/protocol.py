@@ -88,6 +88,10 @@ class Protocol(HttpToolsProtocol):
             self.transport.close()
         self._watch_idle(HEAD_S)
 
+    def on_message_begin(self) -> None:
+        """A request begins. What only ASGI needs of it is made when it goes there."""
+        self.url, self.headers, self.expect_100_continue = b"", [], False
+
     def on_headers_complete(self) -> None:
         """Choose the path. A request that is pipelined behind another goes through ASGI, which keeps the order."""
         if self.parser.should_upgrade():
@@ -96,10 +100,10 @@ class Protocol(HttpToolsProtocol):
         self._n_head_bytes = 0
         if self.transport.is_closing():
             return
-        path, _, query = self.url.partition(b"?")
-        method = self.parser.get_method()
-        endpoint = self.gate.endpoints.get(path.decode("latin-1")) if method == b"POST" else None
-        constant = self.gate.constants.get(path.decode("latin-1")) if method in (b"GET", b"HEAD") else None
+        raw_path, _, query = self.url.partition(b"?")
+        path, method = raw_path.decode("latin-1"), self.parser.get_method()
+        endpoint = self.gate.endpoints.get(path) if method == b"POST" else None
+        constant = self.gate.constants.get(path) if method in (b"GET", b"HEAD") else None
         if self._is_busy and self._hot is not None:
             # From now on no worker answers that one: the loop has to know when it is done. Or one has, just now.
             self.outlet.flush()
@@ -109,14 +113,21 @@ class Protocol(HttpToolsProtocol):
             self._constant = constant
             return
         if endpoint is None or takes_long_way:
-            self.outlet.flush()
-            super().on_headers_complete()
+            self._begin_asgi()
             return
-        head = read_head(path.decode("latin-1"), query, self.headers)
+        head = read_head(path, query, self.headers)
         head.client = head.client or self._peer
         cycle: Any = HotCycle(self, endpoint, head, self.parser.should_keep_alive())
         self.cycle = self._hot = cycle
         cycle.begin(self.expect_100_continue)
+
+    def _begin_asgi(self) -> None:
+        self.outlet.flush()
+        url, headers, expects_continue = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.headers, self.expect_100_continue = url, headers, expects_continue
+        self.scope["headers"] = headers
+        super().on_headers_complete()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._running = cycle
