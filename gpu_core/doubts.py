@@ -16,7 +16,7 @@ OFTEN = 0.6
 """From this part of replays on, text goes into normal form at once. That costs less from a quarter on for a megabyte of
 text, and from a half on for a KiB (measured on an H200)."""
 EXPLORED = 16
-"""One of so many goes the other way, to see whether that is still so."""
+"""One of so many of a size goes the other way, to see whether that is still so."""
 
 
 class Doubts:
@@ -24,7 +24,7 @@ class Doubts:
 
     def __init__(self) -> None:
         self._parts = [0.0] * N_SIZES
-        self._n_asked = 0
+        self._n_asked = [0] * N_SIZES
 
     def seen(self, n_bytes: int, is_doubtful: bool) -> None:
         """What a first replay said."""
@@ -33,7 +33,8 @@ class Doubts:
 
     def are_likely(self, n_bytes: int) -> bool:
         """Whether the next replay of so much text is to be over its normal form at once."""
-        if self._parts[n_bytes.bit_length()] < OFTEN:
+        at = n_bytes.bit_length()
+        if self._parts[at] < OFTEN:
             return False
-        self._n_asked += 1
-        return self._n_asked % EXPLORED != 0
+        self._n_asked[at] += 1
+        return self._n_asked[at] % EXPLORED != 0

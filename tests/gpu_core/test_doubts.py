@@ -30,6 +30,16 @@ def test_every_now_and_then_one_goes_the_other_way() -> None:
     assert not doubts.are_likely(1000)
 
 
+def test_sizes_that_take_turns() -> None:
+    """Of each size some go the other way, in whatever order they come."""
+    doubts = Doubts()
+    for _ in range(20):
+        doubts.seen(1000, True)
+        doubts.seen(100_000, True)
+    asked = [(doubts.are_likely(1000), doubts.are_likely(100_000)) for _ in range(2 * EXPLORED)]
+    assert [sum(not likely for likely in of_size) for of_size in zip(*asked, strict=True)] == [2, 2]
+
+
 def test_a_few_among_many_change_nothing() -> None:
     """One in three is not often."""
     doubts = Doubts()
