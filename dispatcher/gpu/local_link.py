@@ -176,8 +176,11 @@ class LocalLink:
                 self._flying.append(self._launched.popleft())
             done = [place for place in self._flying if place.poll(n_looks)]
             now_ns = time.perf_counter_ns()
-            if done and (completions := self._completions(done, now_ns, seen_by)):
-                return completions
+            if done:
+                if completions := self._completions(done, now_ns, seen_by):
+                    return completions
+                # To launch second replays takes time, too.
+                now_ns = time.perf_counter_ns()
             if now_ns >= until_ns or self._is_interrupted:
                 self._is_interrupted = False
                 return []

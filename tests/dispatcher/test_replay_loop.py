@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections import deque
 from typing import Any, cast
 
 from dispatcher.gpu.engine_models import EngineSlot, Model, ModelLoader
 from dispatcher.gpu.messages import COMPLETED, LAUNCH, SLOT_BITS, Loaded, Unload
-from dispatcher.gpu.replay_loop import ReplayLoop
+from dispatcher.gpu.replay_loop import ReplayLoop, _Replay
 from gpu_core.ladder import SizeClass
-from gpu_core.waiting import Prediction
+from gpu_core.waiting import SILENT_NS, SLACK, Prediction
 from tests.fakes import LIMIT_S
 
 
@@ -163,6 +164,28 @@ def test_a_second_replay_is_no_message_of_its_own() -> None:
     assert context.n_second == 2
     assert slot.prediction.sizes == [5, 1, 9]
     assert slot.of_second.sizes == [5, 9]
+
+
+def test_a_second_replay_is_waited_for_from_its_own_launch() -> None:
+    """However long ago the first one was launched, and by what is known of second ones."""
+    launches, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    model, context, began_ns = SmallModel(), GoingOn(), 5
+    ((number, slot),) = model.slots.items()
+    slot.context, slot.prediction, slot.of_second = cast(Any, context), Prediction(), FixedPrediction()
+    context.launch(9, 1, 0, False)
+    loader = Loader(LateLaunch(launches, b""))
+    loop = ReplayLoop(launches, control, cast(ModelLoader, loader))
+    replay = _Replay(number, slot, 1, 9, 1, began_ns, slot.prediction, launched_ns=began_ns)
+    before_ns = time.perf_counter_ns()
+    assert loop._goes_on(replay)
+    assert before_ns <= replay.launched_ns <= time.perf_counter_ns()
+    assert replay.due_ns - replay.launched_ns == int(200_000 * (1 - SLACK))
+    assert replay.patience_ns - replay.launched_ns == 200_000 + SILENT_NS
+    assert (replay.prediction, replay.began_ns) == (slot.of_second, began_ns)
+    assert not loop._goes_on(replay)
+    for end in (launches, control):
+        end.close()
+    os.close(loader.wake_fd)
 
 
 class FixedPrediction(Prediction):
