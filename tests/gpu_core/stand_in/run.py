@@ -22,6 +22,7 @@ from tests.gpu_core.decode_checks import wrong_texts
 from tests.gpu_core.device_checks import Checker
 from tests.gpu_core.device_data import Reference, plain_literals, window
 from tests.gpu_core.normal_checks import AMOUNTS, SecondReplays, expected_ids, normal_batches
+from tests.gpu_core.normal_rules import Rules
 
 PAGE = mmap.PAGESIZE
 NFC_FAMILY = "qwen3" if "qwen3" in families() else "split_bpe"
@@ -96,6 +97,10 @@ def check_normal_forms() -> SecondReplays:
     for _name, batch in work[:4]:
         checker.check_decimals(batch)
     replays.wrong += checker.wrong
+    options = GpuOptions(size_classes_bytes=(16384,), contexts_per_class=1, token_starts=True, wait="block")
+    rules = Rules(load(data, options))
+    rules.check()
+    replays.wrong += rules.wrong
     return replays
 
 

@@ -11,11 +11,12 @@ __all__ = ["compiler", "driver", "memory", "runtime"]
 
 
 class Memory:
-    """Memory that begins at a multiple of 256 bytes."""
+    """Memory that begins at a multiple of 256 bytes, and holds anything at first."""
 
     def __init__(self, size: int) -> None:
         self._buffer = ctypes.create_string_buffer(size + 256)
         self.ptr = -(-ctypes.addressof(self._buffer) // 256) * 256
+        ctypes.memset(self._buffer, 0xA5, size + 256)
 
 
 PinnedMemory = Memory
@@ -48,10 +49,12 @@ class Graph:
 class Stream:
     """A stream on which every launch is over when it returns."""
 
-    ptr = 0
+    _n_made = 0
 
     def __init__(self, non_blocking: bool = False, priority: int = 0) -> None:
         self.non_blocking, self.priority = non_blocking, priority
+        Stream._n_made += 1
+        self.ptr = Stream._n_made
 
     def __enter__(self) -> Stream:
         return self
@@ -72,13 +75,17 @@ class Stream:
 
 
 class Event:
-    """An event, which is always over."""
+    """An event, which is over at once."""
 
     def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
         self.block, self.disable_timing = block, disable_timing
+        self._behind = 0, 0
 
     def record(self, stream: Stream) -> None:
-        """Nothing to do."""
+        """Behind all that was launched so far."""
+        self._behind = stream.ptr, driver.n_launches[stream.ptr]
 
     def synchronize(self) -> None:
-        """Nothing to do."""
+        """Whoever waits for it waits for all launches of the stream."""
+        stream, n_launches = self._behind
+        assert driver.n_launches[stream] == n_launches

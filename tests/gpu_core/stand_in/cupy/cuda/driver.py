@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ Launch = tuple[int, int, Any]
 _kernels: list[tuple[str, Any]] = []
 _graphs: list[list[Launch]] = []
 _captured: list[list[Launch]] = []
+n_launches: Counter[int] = Counter()
+"""By stream."""
 _running = threading.Lock()
 """The kernels of the shim share memory: one runs at a time."""
 
@@ -48,8 +51,9 @@ def end_capture() -> list[Launch]:
     return _captured.pop()
 
 
-def replay(graph: int) -> None:
+def replay(graph: int, stream: int) -> None:
     """All launches of a graph."""
+    n_launches[stream] += 1
     for launch in _graphs[graph]:
         _run(*launch)
 
@@ -64,6 +68,7 @@ def launchKernel(
     if _captured:
         _captured[-1].append((kernel, blocks, parameters))
     else:
+        n_launches[rest[3]] += 1
         _run(kernel, blocks, parameters)
 
 

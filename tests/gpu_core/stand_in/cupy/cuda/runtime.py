@@ -94,4 +94,4 @@ def streamSynchronize(stream: int) -> None:
 
 def graphLaunch(graph: int, stream: int) -> None:
     """Replay at once."""
-    driver.replay(graph)
+    driver.replay(graph, stream)
