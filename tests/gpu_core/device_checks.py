@@ -124,8 +124,8 @@ class Checker:
         context: Any = lease.context
         context.text[:n_bytes] = b"".join(batch)
         context.document_starts[: len(batch) + 1] = np.cumsum([0, *map(len, batch)])
-        # Not by `encode`, which may replay a document with a long run in pieces only, nor by `launch`, which may bring text
-        # into normal form at once.
+        # Not by `encode`, which may replay a document with a long run in pieces only, nor by `launch`, which may bring
+        # text into normal form at once.
         context.launch_as(choose(n_bytes, len(batch), False), n_bytes, len(batch), FLAG_IDS)
         context.block()
         tokens = context.document_tokens[: len(batch) + 1].copy()
