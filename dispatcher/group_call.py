@@ -246,4 +246,6 @@ def _decoded(text: bytes | memoryview | ReservedText, number: int) -> str:
     try:
         return str(bytes_of(text) if isinstance(text, ReservedText) else text, "utf-8")
     except UnicodeDecodeError as error:
-        raise InvalidText(f"document {number} is not UTF-8: byte {error.start} cannot stand there") from None
+        position = error.start
+    # Not where it was caught: compiled code keeps that error as the context, and it holds the document.
+    raise InvalidText(f"document {number} is not UTF-8: byte {position} cannot stand there")

@@ -223,7 +223,10 @@ def test_what_is_wrong_is_said(calls: Calls) -> None:
     with pytest.raises(InvalidOption):
         calls.start("a", route="gpu", options=EncodeOptions(char_offsets=True))
     calls.start(b"a\xff", route="cpu")
-    assert isinstance(calls.error(), InvalidText)
+    error = calls.error()
+    assert isinstance(error, InvalidText)
+    # What it came from holds the document, which a traceback could show.
+    assert error.__context__ is None
     calls.rig.tokenizer.errors["bad"] = Panic()
     calls.start("bad", route="cpu")
     assert isinstance(calls.error(), EngineFault)
