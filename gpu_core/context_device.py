@@ -111,7 +111,6 @@ class CudaContext:
         self._last: tuple[int, int, int, Transfer] | None = None
         """Bytes, documents, flags and way of the last replay, unless it was over pieces, or nothing can follow it."""
         self.in_normal_form = False
-        """Whether the last replay was over text that the device brought there."""
         self._normal: CudaNormal | None = None
         self._forms = device.normal_forms
         self._unseen = -1
@@ -218,7 +217,7 @@ class CudaContext:
 
     def launch_pieces(self, n_bytes: int, n_pieces: int, flags: int) -> None:
         """See `ExecutionContext.launch_pieces`."""
-        self._last, self._unseen = None, -1
+        self._last, self._unseen, self.in_normal_form = None, -1, False
         behind = partial(self._joiner().launch, n_bytes=n_bytes, n_pieces=n_pieces, flags=flags)
         self._launch_two(self._launches_of_pieces, (n_bytes, n_pieces, FLAG_IDS | FLAG_TOKEN_STARTS), behind)
 

@@ -38,6 +38,9 @@ class ExecutionContext(Protocol):
     `FLAG_DECIMALS`; as far as there is room."""
     document_decimals: NDArray[np.uint32]
     """Pinned: where each document's decimals begin, and behind the last one the length of all, room or not."""
+    in_normal_form: bool
+    """Whether the replay that was launched last is over text that the device brings into normal form: a second one, or
+    one over text whose like has often not been in normal form."""
 
     def launch(self, n_bytes: int, n_documents: int, flags: int, resident: bool) -> None:
         """Start a replay over the text and document starts. `flags` are those of the header, and `FLAG_DECIMALS`.

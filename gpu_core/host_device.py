@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_core.arena import arrange
+from gpu_core.doubts import Doubts
 from gpu_core.errors import DeviceFault
 from gpu_core.execution import ExecutionContext, OutOfDeviceMemory
 from gpu_core.join_layout import fits, max_pieces
@@ -55,14 +56,16 @@ class HostDevice:
         token_starts: bool = True,
         encode_normal: EncodeOne | None = None,
         normalize: Callable[[bytes], bytes | None] | None = None,
+        doubts: Doubts | None = None,
         join: Callable[[EncodedPieces], Joined] = join_pieces,
     ) -> None:
         """`encode_normal` encodes where the text is said to be in normal form; by default that changes nothing.
 
         `normalize` brings a document into normal form, or says with None that it cannot; without it there are no second
-        replays. `join` is what joins pieces.
+        replays. `doubts` says, as on a GPU, which text goes there at once; without them none does. `join` is what joins
+        pieces.
         """
-        self.join, self.normalize = join, normalize
+        self.join, self.normalize, self.doubts = join, normalize, doubts
         self.name = "host"
         self.encode_normal = encode_normal or encode
         self.encode, self.polls, self.fail_after = encode, polls, fail_after
@@ -150,30 +153,61 @@ class HostContext:
         self._due_s = 0.0
         self._pending: _Job | None = None
         self._n_tries = 0
+        self.in_normal_form = False
+        self._unseen = -1
+        """Bytes of a first replay of which nobody said yet that it was not in normal form, or -1."""
 
     def launch(self, n_bytes: int, n_documents: int, flags: int, resident: bool) -> None:
         """See `ExecutionContext.launch`. The text is read now; results appear at the last poll only."""
         encode = self._device.encode_normal if flags & FLAG_NORMAL_FORM else self._device.encode
+        self.in_normal_form = self._is_likely_doubtful(n_bytes, flags)
+        if self.in_normal_form:
+            forms, _has_room = self._forms(self._texts(n_bytes, n_documents))
+            encode = self._encode_forms(forms)
         self._start(n_bytes, n_documents, flags, self._resident if resident else self._host, encode)
-        self._joined_flags, self._n_tries = None, 1
+        self._joined_flags, self._n_tries = None, 2 if self.in_normal_form else 1
+
+    def _is_likely_doubtful(self, n_bytes: int, flags: int) -> bool:
+        """Whether to go into normal form at once; by the rules of `CudaContext.launch`."""
+        doubts = self._device.doubts
+        if doubts is None or self._device.normalize is None or flags & (FLAG_NORMAL_FORM | FLAG_TOKEN_STARTS):
+            return False
+        if self._unseen >= 0:
+            doubts.seen(self._unseen, False)
+        is_likely = doubts.are_likely(n_bytes)
+        self._unseen = -1 if is_likely else n_bytes
+        return is_likely
 
     def launch_normalized(self) -> bool:
         """See `ExecutionContext.launch_normalized`."""
-        last, normalize, n_tries = self._pending, self._device.normalize, self._n_tries
-        if last is None or normalize is None or self._joined_flags is not None or not self._any_flagged:
+        last, n_tries = self._pending, self._n_tries
+        if last is None or self._device.normalize is None or self._joined_flags is not None or not self._any_flagged:
             return False
-        texts = [last.text[start:end] for start, end in pairwise(last.starts)]
-        forms = list(map(normalize, texts))
-        has_room = sum(map(len, [form or text for form, text in zip(forms, texts, strict=True)])) <= self.size.capacity
+        texts = self._texts(len(last.text), len(last.starts) - 1)
+        forms, has_room = self._forms(texts)
         if n_tries == 1 and may_be_normalized(last.flags, self.reasons(len(texts))):
-            encode = self._encode_forms(forms if has_room else [None] * len(texts))
+            if self._device.doubts is not None:
+                self._device.doubts.seen(len(last.text), True)
+            encode, self._unseen = self._encode_forms(forms), -1
         elif n_tries == 2 and not has_room:
             encode = self._device.encode
         else:
             return False
         self._start(len(last.text), len(texts), last.flags, last.results, encode)
-        self._n_tries = n_tries + 1
+        self._n_tries, self.in_normal_form = n_tries + 1, n_tries == 1
         return True
+
+    def _texts(self, n_bytes: int, n_documents: int) -> list[bytes]:
+        """The documents that lie there."""
+        text = bytes(self.text[:n_bytes])
+        return [text[start:end] for start, end in pairwise(self.document_starts[: n_documents + 1].tolist())]
+
+    def _forms(self, texts: list[bytes]) -> tuple[list[bytes | None], bool]:
+        """Documents in normal form, None for what is left; and whether there is room, without which all are left."""
+        normalize = self._device.normalize
+        forms = [None if normalize is None else normalize(text) for text in texts]
+        n_bytes = sum(len(form or text) for form, text in zip(forms, texts, strict=True))
+        return (forms, True) if n_bytes <= self.size.capacity else ([None] * len(texts), False)
 
     def _encode_forms(self, forms: Sequence[bytes | None]) -> EncodeOne:
         """What encodes one document after the other in the form that it has here; without one it is left."""
@@ -198,7 +232,7 @@ class HostContext:
         lengths = {"ids": n_bytes, "token_starts": n_bytes, "document_tokens": n_pieces + 1}
         apart = {name: np.full(length, POISON, np.uint32) for name, length in lengths.items()}
         self._start(n_bytes, n_pieces, FLAG_IDS | FLAG_TOKEN_STARTS, apart, self._device.encode)
-        self._joined_flags = flags
+        self._joined_flags, self._unseen, self.in_normal_form = flags, -1, False
 
     def reports(self, n_pieces: int) -> NDArray[np.uint32]:
         """See `ExecutionContext.reports`."""

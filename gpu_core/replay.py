@@ -11,8 +11,8 @@ import numpy as np
 from gpu_core.encoding import Lease, Times
 from gpu_core.waiting import AdaptiveWait, SpinWait, Waited, sharpen_sleep
 
-Kind = Literal["first", "second", "pieces"]
-"""Over documents; over the same documents once more, in normal form; over pieces of some."""
+Kind = Literal["raw", "normal", "pieces"]
+"""Over documents as they are; over documents that the device brings into normal form; over pieces of some."""
 
 
 @dataclass(slots=True)
@@ -24,8 +24,15 @@ class Replay:
     n_documents: int
     flags: int
     resident: bool = False
-    kind: Kind = "first"
+    kind: Kind = "raw"
     launched_ns: int = 0
+
+    def started(self, began_ns: int) -> None:
+        """Its launch, or that of a second one, took from `began_ns` until now."""
+        if self.kind != "pieces":
+            self.kind = "normal" if self.lease.context.in_normal_form else "raw"
+        # Memory that the first one in normal form takes is no part of what replays take.
+        self.launched_ns = time.perf_counter_ns() if self.kind == "normal" else began_ns
 
 
 class Replays:
@@ -34,10 +41,10 @@ class Replays:
     def __init__(self, wait: str) -> None:
         """On the thread that waits, whose sleeps are to end in time."""
         self._wait, self._spin = wait, SpinWait()
-        # Each kind takes its own time: a second replay is two kernels, and pieces are nearly all merges.
+        # Each kind takes its own time: normal form is a kernel more, and pieces are nearly all merges.
         self._adaptive: dict[Kind, AdaptiveWait] = {
-            "first": AdaptiveWait(),
-            "second": AdaptiveWait(),
+            "raw": AdaptiveWait(),
+            "normal": AdaptiveWait(),
             "pieces": AdaptiveWait(),
         }
         if wait == "adaptive":
@@ -50,7 +57,7 @@ class Replays:
             context.launch_pieces(replay.n_bytes, replay.n_documents, replay.flags)
         else:
             context.launch(replay.n_bytes, replay.n_documents, replay.flags, replay.resident)
-        replay.launched_ns = begin
+        replay.started(begin)
         times.launch_ns += time.perf_counter_ns() - begin
 
     def finish(self, replay: Replay, times: Times) -> dict[int, int]:
@@ -79,7 +86,6 @@ class Replays:
         begin = time.perf_counter_ns()
         if not replay.lease.context.launch_normalized():
             return False
-        # Memory that the first one takes is no part of what replays take.
-        replay.kind, replay.launched_ns = "second", time.perf_counter_ns()
-        times.launch_ns += replay.launched_ns - begin
+        replay.started(begin)
+        times.launch_ns += time.perf_counter_ns() - begin
         return True

@@ -37,9 +37,9 @@ class EngineSlot:
 
     context: ExecutionContext
     prediction: Prediction
-    """Of replays, shared by the slots of a tokenizer."""
-    of_second: Prediction
-    """The same of second replays, in normal form."""
+    """Of replays over text as it is, shared by the slots of a tokenizer."""
+    of_normal_form: Prediction
+    """The same of those over text that the device brings into normal form."""
     busy: bool = False
     """Whether a replay is under way."""
 

@@ -70,7 +70,7 @@ class _Place:
     )
 
     def __init__(self, slot: Slot, context: ExecutionContext, predictions: tuple[Prediction, Prediction]) -> None:
-        """`predictions`: of replays, and of second replays in normal form."""
+        """`predictions`: of replays over text as it is, and over text that the device brings into normal form."""
         self.slot, self.context, self._predictions = slot, context, predictions
         self.prediction = predictions[0]
         self.poll: Poll = context.poll
@@ -82,15 +82,18 @@ class _Place:
         self.is_long = self.was_late = False
         """Naps for it follow each other, without looks in between; the first one was too short."""
 
-    def expect(self, now_ns: int, is_second: bool) -> None:
-        """A replay is launched now, and will take as long as predicted."""
-        self.launched_ns, self.prediction = now_ns, self._predictions[is_second]
+    def expect(self, began_ns: int, is_second: bool) -> None:
+        """A replay, whose launch took from `began_ns` until now, will take as long as predicted."""
         if is_second:
             self.n_second += 1
         else:
-            self.began_ns, self.n_second = now_ns, 0
+            self.began_ns, self.n_second = began_ns, 0
+        in_normal_form = self.context.in_normal_form
+        # Memory that the first one in normal form takes is no part of what replays take.
+        self.launched_ns = time.perf_counter_ns() if in_normal_form else began_ns
+        self.prediction = self._predictions[in_normal_form]
         predicted_ns = int(self.prediction.of(self.n_bytes))
-        self.due_ns = now_ns + predicted_ns
+        self.due_ns = self.launched_ns + predicted_ns
         self.is_long, self.was_late = self.n_bytes > LONG_BYTES and predicted_ns > 0, False
 
     def learn(self, now_ns: int, seen_by: int) -> None:
@@ -153,13 +156,13 @@ class LocalLink:
         if not hasattr(self._own, "is_attached"):
             self._attach()
         place.n_bytes, place.n_documents = n_bytes, n_documents
-        now_ns = time.perf_counter_ns()
+        began_ns = time.perf_counter_ns()
         try:
             place.context.launch(n_bytes, n_documents, flags, False)
         except DeviceFault as error:
             self._lose(str(error))
             raise EngineLost(self._lost) from None
-        place.expect(now_ns, is_second=False)
+        place.expect(began_ns, is_second=False)
         self._launched.append(place)
         if self._is_asleep:
             self._wake()
@@ -216,14 +219,14 @@ class LocalLink:
         """Whether a second replay was launched behind one that is complete: the route hears of both at once."""
         if not hasattr(self._own, "is_attached"):
             self._attach()
+        began_ns = time.perf_counter_ns()
         try:
             is_launched = place.context.launch_normalized()
         except DeviceFault as error:
             self._lose(str(error))
             raise EngineLost(self._lost) from None
         if is_launched:
-            # Memory that the first one takes is no part of what replays take.
-            place.expect(time.perf_counter_ns(), is_second=True)
+            place.expect(began_ns, is_second=True)
         return is_launched
 
     def _reasons(self, place: _Place) -> dict[int, str]:

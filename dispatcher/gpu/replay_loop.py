@@ -57,23 +57,27 @@ class _Replay:
     n_bytes: int
     n_documents: int
     began_ns: int
-    """When it was launched, ..."""
+    """When its launch began, ..."""
     prediction: Prediction
     n_second: int = 0
     """Replays behind it."""
     launched_ns: int = 0
-    """... and when what is under way now: that, or the second replay behind it, which has a prediction of its own."""
+    """... and when what is under way now was launched: that, or the second replay behind it. `prediction` is its."""
     due_ns: int = 0
     """When the next look is worth while."""
     patience_ns: int = 0
     """When the driver is asked."""
 
-    def expect(self, now_ns: int, prediction: Prediction) -> int:
-        """What was launched now takes as long as predicted; how long until a look is worth while."""
-        self.launched_ns, self.prediction = now_ns, prediction
-        predicted = prediction.of(self.n_bytes)
+    def expect(self, began_ns: int) -> int:
+        """What was launched from then until now takes as long as predicted; how long until a look is worth while."""
+        slot, self.launched_ns = self.slot, began_ns
+        self.prediction = slot.prediction
+        if slot.context.in_normal_form:
+            # Memory that the first one takes is no part of what replays take.
+            self.launched_ns, self.prediction = time.perf_counter_ns(), slot.of_normal_form
+        predicted = self.prediction.of(self.n_bytes)
         left = int(predicted * (1 - SLACK))
-        self.due_ns, self.patience_ns = now_ns + left, now_ns + int(predicted) + SILENT_NS
+        self.due_ns, self.patience_ns = self.launched_ns + left, self.launched_ns + int(predicted) + SILENT_NS
         return left
 
 
@@ -133,12 +137,12 @@ class ReplayLoop:
         slot.busy = True
         slot.context.launch(n_bytes, n_documents, flags, False)
         replay = _Replay(number, slot, epoch, n_bytes, n_documents, now, slot.prediction)
-        self._expect(replay, now, slot.prediction)
+        self._expect(replay, now)
         self._flying.append(replay)
         return True
 
-    def _expect(self, replay: _Replay, now: int, prediction: Prediction) -> None:
-        left = replay.expect(now, prediction)
+    def _expect(self, replay: _Replay, began_ns: int) -> None:
+        left = replay.expect(began_ns)
         if MIN_SLEEP_NS + FIRST_WAKE_NS <= left < MIN_SLEEP_NS + self._lateness.ns:
             self._lateness.forget()
 
@@ -151,26 +155,32 @@ class ReplayLoop:
             self._doubt(now)
             return
         taken = [(replay, now - replay.launched_ns, replay.prediction) for replay in done]
-        done = [replay for replay in done if not self._goes_on(replay)]
-        self._flying = [replay for replay in self._flying if replay not in done]
-        for first in range(0, len(done), COMPLETED_PER_PACKET):
-            self._report(done[first : first + COMPLETED_PER_PACKET], now)
+        flagged = [replay for replay in done if replay.slot.context.any_flagged()]
+        # To launch second replays takes time, for which the others need not wait.
+        self._end([replay for replay in done if replay not in flagged], now)
+        if flagged:
+            self._end([replay for replay in flagged if not self._goes_on(replay)], now)
         for replay, took_ns, prediction in taken:
             prediction.seen(replay.n_bytes, took_ns, slept)
-        for replay in done:
-            replay.slot.busy = False
         if self._leaving:
             self._let_go()
 
     def _goes_on(self, replay: _Replay) -> bool:
         """Whether a second replay was launched behind one that is complete: the frontend hears of both at once."""
-        context = replay.slot.context
-        if not context.any_flagged() or not context.launch_normalized():
+        began_ns = time.perf_counter_ns()
+        if not replay.slot.context.launch_normalized():
             return False
         replay.n_second += 1
-        # Memory that the first one takes is no part of what replays take.
-        self._expect(replay, time.perf_counter_ns(), replay.slot.of_second)
+        self._expect(replay, began_ns)
         return True
+
+    def _end(self, done: list[_Replay], now: int) -> None:
+        """Report replays that nothing follows."""
+        for first in range(0, len(done), COMPLETED_PER_PACKET):
+            self._report(done[first : first + COMPLETED_PER_PACKET], now)
+        self._flying = [replay for replay in self._flying if replay not in done]
+        for replay in done:
+            replay.slot.busy = False
 
     def _report(self, done: list[_Replay], now: int) -> None:
         flagged = [_n_flagged(replay) for replay in done]

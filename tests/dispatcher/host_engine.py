@@ -18,6 +18,7 @@ import tokenizers
 
 from dispatcher.gpu.child import python_command
 from dispatcher.gpu.engine_process import main
+from gpu_core.doubts import Doubts
 from gpu_core.errors import DeviceUnavailable
 from gpu_core.execution import Gpu
 from gpu_core.host_device import EncodeOne, HostDevice, HostGpu
@@ -56,7 +57,9 @@ class HostEngine:
     quick_check: bool = False
     """Documents that NFC may change need the CPU, and what is said to be in normal form is not normalized."""
     normalizes: bool = False
-    """The device brings these documents into normal form, but for those with a Hangul jamo in them."""
+    """The device brings these documents into normal form, but for those with a Hangul jamo in them, ..."""
+    at_once: bool = False
+    """... and where such text is the rule, does so without a first replay."""
 
     def command(self) -> list[str]:
         """What a link starts."""
@@ -90,6 +93,7 @@ class HostEngine:
             quickly_checked(encode) if self.quick_check else encode,
             encode_normal=reference_pairs(text, normalizes=False),
             normalize=normal_form if self.normalizes else None,
+            doubts=Doubts() if self.at_once else None,
             memory_bytes=self.memory_bytes,
             polls=self.polls,
             replay_s=self.replay_s,

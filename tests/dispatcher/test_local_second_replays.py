@@ -43,10 +43,10 @@ class Clock:
 class TimedContext:
     """Both of its replays take 150 us, and 80 us before that to be launched."""
 
-    def __init__(self, clock: Clock, fault: str = "") -> None:
-        """`fault`: why the second one cannot be launched."""
-        self._clock, self._fault, self._is_first = clock, fault, True
-        self.end_ns = 0
+    def __init__(self, clock: Clock, fault: str = "", at_once: bool = False) -> None:
+        """`fault`: why the second one cannot be launched; `at_once`: there is only that."""
+        self._clock, self._fault, self._is_first = clock, fault, not at_once
+        self.in_normal_form, self.end_ns = at_once, 0
 
     def launch(self, n_bytes: int, n_documents: int, flags: int, resident: bool) -> None:
         """Leaves a document."""
@@ -57,7 +57,7 @@ class TimedContext:
         """Answers it."""
         if self._fault:
             raise DeviceFault(self._fault)
-        self._is_first = False
+        self._is_first, self.in_normal_form = False, True
         self.launch(0, 0, 0, False)
         return True
 
@@ -96,6 +96,26 @@ def test_a_nap_for_a_second_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(clock.ends) == 2
     assert clock.ends[1] <= context.end_ns
     assert 460_000 <= completion.replay_ns <= 462_000
+    link.close()
+
+
+def test_a_nap_for_normal_form_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what is known of such replays, and from the end of its launch, which may have taken memory; as is learned."""
+    clock = Clock()
+    context = TimedContext(clock, at_once=True)
+    link = timed_link(monkeypatch, clock, context)
+    place = link._places[0]
+    first, of_normal_form = place._predictions
+    first.seen(1000, 20_000, False)
+    before = first.of(1000)
+    link.launch(SLOT, 1000, 1, FLAG_IDS)
+    assert place.prediction is of_normal_form
+    assert 150_000 <= place.due_ns - (context.end_ns - 150_000) <= 150_200
+    (completion,) = link.wait(LIMIT_S)
+    assert (completion.n_second, len(clock.ends)) == (0, 1)
+    assert 230_000 <= completion.replay_ns <= 232_000
+    assert first.of(1000) == before
+    assert 149_000 <= of_normal_form.of(1000) <= 151_000
     link.close()
 
 

@@ -21,6 +21,7 @@ class InstantContext:
     """A context whose replays are complete at once."""
 
     size = SizeClass(4096, 64)
+    in_normal_form = False
 
     def launch(self, n_bytes: int, n_documents: int, flags: int, resident: bool) -> None:
         """Nothing to wait for."""
@@ -109,12 +110,13 @@ class GoingOn(InstantContext):
 
     def launch(self, n_bytes: int, n_documents: int, flags: int, resident: bool) -> None:
         """One of the documents is not in normal form, or none of one byte."""
-        self.n_left = int(n_bytes > 1)
+        self.n_left, self.in_normal_form = int(n_bytes > 1), False
 
     def launch_normalized(self) -> bool:
         """Answers it."""
         was_left, self.n_left = self.n_left, 0
         self.n_second += was_left
+        self.in_normal_form = bool(was_left)
         return bool(was_left)
 
     def any_flagged(self) -> bool:
@@ -141,7 +143,7 @@ def test_a_second_replay_is_no_message_of_its_own() -> None:
     reports, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     model, context = SmallModel(), GoingOn()
     ((number, slot),) = model.slots.items()
-    slot.context, slot.prediction, slot.of_second = cast(Any, context), NotedPrediction(), NotedPrediction()
+    slot.context, slot.prediction, slot.of_normal_form = cast(Any, context), NotedPrediction(), NotedPrediction()
     loader = Loader(LateLaunch(frontend, b""))
     loader.news.append(model)
     thread = threading.Thread(target=lambda: ReplayLoop(launches, control, cast(ModelLoader, loader)).run())
@@ -163,7 +165,7 @@ def test_a_second_replay_is_no_message_of_its_own() -> None:
     assert not thread.is_alive()
     assert context.n_second == 2
     assert slot.prediction.sizes == [5, 1, 9]
-    assert slot.of_second.sizes == [5, 9]
+    assert slot.of_normal_form.sizes == [5, 9]
 
 
 def test_a_second_replay_is_waited_for_from_its_own_launch() -> None:
@@ -171,7 +173,7 @@ def test_a_second_replay_is_waited_for_from_its_own_launch() -> None:
     launches, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     model, context, began_ns = SmallModel(), GoingOn(), 5
     ((number, slot),) = model.slots.items()
-    slot.context, slot.prediction, slot.of_second = cast(Any, context), Prediction(), FixedPrediction()
+    slot.context, slot.prediction, slot.of_normal_form = cast(Any, context), Prediction(), FixedPrediction()
     context.launch(9, 1, 0, False)
     loader = Loader(LateLaunch(launches, b""))
     loop = ReplayLoop(launches, control, cast(ModelLoader, loader))
@@ -181,7 +183,7 @@ def test_a_second_replay_is_waited_for_from_its_own_launch() -> None:
     assert before_ns <= replay.launched_ns <= time.perf_counter_ns()
     assert replay.due_ns - replay.launched_ns == int(200_000 * (1 - SLACK))
     assert replay.patience_ns - replay.launched_ns == 200_000 + SILENT_NS
-    assert (replay.prediction, replay.began_ns) == (slot.of_second, began_ns)
+    assert (replay.prediction, replay.began_ns) == (slot.of_normal_form, began_ns)
     assert not loop._goes_on(replay)
     for end in (launches, control):
         end.close()

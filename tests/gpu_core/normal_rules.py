@@ -62,6 +62,10 @@ class Rules:
                 self._expect(f"batch {number} with flags {flags}: at once", self._context.in_normal_form, 1, 1)
                 self._expect(f"batch {number} with flags {flags}: equal", is_equal, 1, 1)
         self._expect("memory: is kept", self._context._normal is not None, 1, 1)
+        self._context.piece_places()[:1] = 0
+        self._context.launch_pieces(len(PLAIN), 1, FLAG_IDS)
+        self._context.block()
+        self._expect("pieces: in normal form", self._context.in_normal_form, 0, 0)
 
     def _answers(self, context: Any, batch: list[bytes], flags: int) -> tuple[list[int], list[int], bytes]:
         """Where the ids of each document begin, ids, decimals."""
