@@ -197,7 +197,9 @@ class CudaContext:
         try:
             if fetches:
                 self._copy("text", n_bytes)
-                self._copy("document_starts", 4 * (n_documents + 1))
+                # Of a single document nobody reads where it begins.
+                if n_documents > 1:
+                    self._copy("document_starts", 4 * (n_documents + 1))
             room = normal.launch(way.text, results, self._epoch, n_bytes, n_documents, header_flags(flags))
             if flags & FLAG_DECIMALS:
                 self._decimals.launch(self._epoch, room, n_documents)

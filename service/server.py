@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sidetok.server")
 
-SWITCH_INTERVAL_S = 0.0005
-"""How long a worker may keep the interpreter while the event loop wants it (Python's default is ten times that)."""
+SWITCH_INTERVAL_S = 0.0002
+"""How long a worker may keep the interpreter while the event loop wants it (Python's default is 25 times that)."""
 LOOK_S = 0.1
 """How often a process that waits for its models looks for a signal."""
 LAST_S = 0.1
