@@ -134,8 +134,8 @@ class CudaContext:
             self._unseen = n_bytes
             if forms.doubts.are_likely(n_bytes) and (normal := self._normalizer()) is not None:
                 self._unseen = -1
-                way = FAR_RESIDENT if flags & FLAG_DECIMALS else choose(n_bytes, n_documents, resident)
-                self._launch_normal(normal, (n_bytes, n_documents, flags, way), fetches=way.text == "fetched")
+                # A copy on the device first would take the host longer, and the device as long.
+                self._launch_normal(normal, (n_bytes, n_documents, flags, NEAR_RESIDENT if resident else NEAR))
                 return
         self._launch_first(n_bytes, n_documents, flags, resident)
 
@@ -185,21 +185,16 @@ class CudaContext:
         self._unseen = -1
         normal = self._normalizer()
         if normal is not None:
-            self._launch_normal(normal, last, fetches=False)
+            self._launch_normal(normal, last)
         return normal is not None
 
-    def _launch_normal(self, normal: CudaNormal, batch: tuple[int, int, int, Transfer], fetches: bool) -> None:
-        """A replay over the normal form of a batch; `fetches`: its text and starts are copied to the device first."""
+    def _launch_normal(self, normal: CudaNormal, batch: tuple[int, int, int, Transfer]) -> None:
+        """A replay over the normal form of a batch."""
         n_bytes, n_documents, flags, way = batch
         self._epoch += 1
         self._last, self.in_normal_form = batch, True
         results = "decimals" if flags & FLAG_DECIMALS else way.results
         try:
-            if fetches:
-                self._copy("text", n_bytes)
-                # Of a single document nobody reads where it begins.
-                if n_documents > 1:
-                    self._copy("document_starts", 4 * (n_documents + 1))
             room = normal.launch(way.text, results, self._epoch, n_bytes, n_documents, header_flags(flags))
             if flags & FLAG_DECIMALS:
                 self._decimals.launch(self._epoch, room, n_documents)
@@ -207,11 +202,6 @@ class CudaContext:
                 self._event.record(self.stream)
         except (runtime.CUDARuntimeError, driver.CUDADriverError) as error:
             raise DeviceFault(str(error)) from None
-
-    def _copy(self, name: str, n_bytes: int) -> None:
-        """What the host wrote, to the device."""
-        source, target = self._arena.pinned.address(self._host, name), self._address("device", name)
-        runtime.memcpyAsync(target, source, n_bytes, runtime.memcpyHostToDevice, self._stream)
 
     def piece_places(self) -> NDArray[np.uint32]:
         """See `ExecutionContext.piece_places`."""

@@ -1,7 +1,7 @@
 """Whether the next text is brought into normal form at once, or after a replay that says so. Pure decisions, no GPU.
 
     first, then perhaps second     one kernel, whose work is lost if a document is not in normal form
-    in normal form at once         the kernels of the second, and a copy of the text
+    in normal form at once         the kernels of the second
 
 Which takes less depends on how often the first is for nothing, and texts of a kind come together.
 """
