@@ -1,6 +1,6 @@
 """What `pyproject.toml` cannot say: with SIDETOK_COMPILE=1, modules that every document passes are compiled by mypyc.
 
-    SIDETOK_COMPILE=1 pip install .          needs a C compiler; the same sources, and half of their CPU time
+    SIDETOK_COMPILE=1 pip install .          needs a C compiler; the same sources, and less of their CPU time
 
 So is what writes ids as JSON in the place of orjson (`service/decimals.c`). Without it the package is plain Python.
 """
