@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, cast
 
 from dispatcher.gpu.engine_models import EngineSlot, Model, ModelLoader
@@ -77,29 +78,49 @@ class Loader:
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
 
+def run_loop(launches: socket.socket, control: socket.socket, loader: ModelLoader) -> None:
+    """What the thread of a loop does."""
+    ReplayLoop(launches, control, loader).run()
+
+
+class Running:
+    """A loop on a thread of its own, and the ends of its streams that a frontend has."""
+
+    def __init__(
+        self, late_packet: bytes = b"", run: Callable[[socket.socket, socket.socket, ModelLoader], None] = run_loop
+    ) -> None:
+        """`late_packet`: what `LateLaunch` sends."""
+        self.frontend, self._launches = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.reports, self._control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.loader = Loader(LateLaunch(self.frontend, late_packet))
+        arguments = self._launches, self._control, cast(ModelLoader, self.loader)
+        self._thread = threading.Thread(target=run, args=arguments)
+
+    def __enter__(self) -> Running:
+        self.frontend.settimeout(LIMIT_S)
+        self._thread.start()
+        os.eventfd_write(self.loader.wake_fd, 1)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.frontend.close()
+        self._thread.join(LIMIT_S)
+        for end in (self._launches, self.reports, self._control):
+            end.close()
+        os.close(self.loader.wake_fd)
+        assert not self._thread.is_alive()
+
+
 def test_a_launch_that_was_sent_before_an_unload_is_answered() -> None:
     """The two come by different streams; whichever is looked at first, the replay runs and then the model is freed."""
-    frontend, launches = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    reports, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     model = SmallModel()
     (slot,) = model.slots
-    loader = Loader(LateLaunch(frontend, LAUNCH.pack(slot, 0, 9, 5, 1)))
-    loader.news += [model, Unload(model.number)]
-    thread = threading.Thread(target=lambda: ReplayLoop(launches, control, cast(ModelLoader, loader)).run())
-    thread.start()
-    try:
-        os.eventfd_write(loader.wake_fd, 1)
-        frontend.settimeout(LIMIT_S)
-        number, n_tokens, epoch, *_ = COMPLETED.unpack(frontend.recv(1 << 12))
+    running = Running(LAUNCH.pack(slot, 0, 9, 5, 1))
+    running.loader.news += [model, Unload(model.number)]
+    with running:
+        number, n_tokens, epoch, *_ = COMPLETED.unpack(running.frontend.recv(1 << 12))
         assert (number, n_tokens, epoch) == (slot, 77, 9)
         assert model.freed.wait(LIMIT_S)
-    finally:
-        frontend.close()
-        thread.join(LIMIT_S)
-        for end in (launches, reports, control):
-            end.close()
-        os.close(loader.wake_fd)
-    assert not thread.is_alive()
 
 
 class GoingOn(InstantContext):
@@ -139,30 +160,17 @@ class NotedPrediction(Prediction):
 
 def test_a_second_replay_is_no_message_of_its_own() -> None:
     """The frontend hears of both at once, with the time of both; how long each takes is learned apart."""
-    frontend, launches = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    reports, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     model, context = SmallModel(), GoingOn()
     ((number, slot),) = model.slots.items()
     slot.context, slot.prediction, slot.of_normal_form = cast(Any, context), NotedPrediction(), NotedPrediction()
-    loader = Loader(LateLaunch(frontend, b""))
-    loader.news.append(model)
-    thread = threading.Thread(target=lambda: ReplayLoop(launches, control, cast(ModelLoader, loader)).run())
-    thread.start()
-    try:
-        os.eventfd_write(loader.wake_fd, 1)
-        assert reports.recv(1 << 12)
-        frontend.settimeout(LIMIT_S)
+    running = Running()
+    running.loader.news.append(model)
+    with running:
+        assert running.reports.recv(1 << 12)
         for epoch, n_bytes in enumerate((5, 1, 9), 1):
-            frontend.send(LAUNCH.pack(number, 0, epoch, n_bytes, 1))
-            completed = COMPLETED.unpack(frontend.recv(1 << 12))
+            running.frontend.send(LAUNCH.pack(number, 0, epoch, n_bytes, 1))
+            completed = COMPLETED.unpack(running.frontend.recv(1 << 12))
             assert (completed[2], completed[5], completed[6]) == (epoch, 0, int(n_bytes > 1))
-    finally:
-        frontend.close()
-        thread.join(LIMIT_S)
-        for end in (launches, reports, control):
-            end.close()
-        os.close(loader.wake_fd)
-    assert not thread.is_alive()
     assert context.n_second == 2
     assert slot.prediction.sizes == [5, 1, 9]
     assert slot.of_normal_form.sizes == [5, 9]
@@ -203,35 +211,22 @@ class FixedPrediction(Prediction):
 
 def test_naps_are_tried_again_after_a_bad_spell() -> None:
     """Naps that ended far too late end all napping only for a while: every one that is left out is a doubt."""
-    frontend, launches = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    reports, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     model = SmallModel()
     ((number, slot),) = model.slots.items()
     slot.prediction = FixedPrediction()
-    loader = Loader(LateLaunch(frontend, b""))
-    loader.news.append(model)
     learned, doubted = 10_000_000.0, []
 
-    def run() -> None:
-        loop = ReplayLoop(launches, control, cast(ModelLoader, loader))
+    def run(launches: socket.socket, control: socket.socket, loader: ModelLoader) -> None:
+        loop = ReplayLoop(launches, control, loader)
         loop._lateness.ns = learned
         loop.run()
         doubted.append(loop._lateness.ns)
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        os.eventfd_write(loader.wake_fd, 1)
-        assert reports.recv(1 << 12)
-        frontend.settimeout(LIMIT_S)
+    running = Running(run=run)
+    running.loader.news.append(model)
+    with running:
+        assert running.reports.recv(1 << 12)
         for epoch in range(1, 101):
-            frontend.send(LAUNCH.pack(number, 0, epoch, 5, 1))
-            assert COMPLETED.unpack(frontend.recv(1 << 12))[2] == epoch
-    finally:
-        frontend.close()
-        thread.join(LIMIT_S)
-        for end in (launches, reports, control):
-            end.close()
-        os.close(loader.wake_fd)
-    assert not thread.is_alive()
+            running.frontend.send(LAUNCH.pack(number, 0, epoch, 5, 1))
+            assert COMPLETED.unpack(running.frontend.recv(1 << 12))[2] == epoch
     assert doubted[0] < 0.8 * learned
