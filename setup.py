@@ -17,7 +17,10 @@ COMPILED = (
     *(f"dispatcher/{name}.py" for name in ("group_call", "meter", "router", "shares", "tally", "work_queue", "worker")),
     "dispatcher/engines/piecewise_engine.py",
     *(f"dispatcher/gpu/{name}.py" for name in ("account", "batch", "driver", "group", "incarnation", "local_link")),
-    *(f"dispatcher/gpu/{name}.py" for name in ("model_queue", "results", "route", "route_tally", "staging")),
+    *(
+        f"dispatcher/gpu/{name}.py"
+        for name in ("model_queue", "results", "route", "route_tally", "short_way", "staging")
+    ),
     *(f"service/{name}.py" for name in ("endpoint", "gate", "head", "hot_cycle", "http_answer", "meter", "outlet")),
     "service/turn.py",
 )

@@ -10,7 +10,7 @@ never does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -213,6 +213,14 @@ class RouteChooser:
             return None
         self._counts[GPU, FASTER].add()
         return _SAME
+
+    def holds(self, choice: Choice, model: str, kind: str, n_bytes: int, now_ns: int) -> Callable[[], object] | None:
+        """What counts one more choice like this one, of a GPU for a document, if it would be the same for a moment."""
+        if choice.reason is not POLICY:
+            habit = self._habits.get((model, kind, size_class(n_bytes)))
+            if habit is None or habit.last != GPU or now_ns > habit.until_ns:
+                return None
+        return self._counts[choice.route, choice.reason].add
 
     def stays(self, model: str, kind: str, n_bytes: int, n_documents: int, n_waiting: int, now_ns: int) -> bool:
         """Whether a worker goes on with the CPU route as a moment ago; `n_waiting` jobs are in front of the workers."""

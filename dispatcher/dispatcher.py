@@ -16,14 +16,17 @@ from typing import Any
 from dispatcher.admission import Admission
 from dispatcher.cpus import usable_cpus
 from dispatcher.failures import failed, where
+from dispatcher.gpu.group import OnDone
 from dispatcher.gpu.reserved_text import ReservedText, ordinary_text
-from dispatcher.group_call import PLAIN, GroupCall, OnDone, Text
+from dispatcher.gpu.short_way import ShortCall
+from dispatcher.gpu_set import GpuSet, NoGpus
+from dispatcher.group_call import PLAIN, GroupCall, Text
 from dispatcher.halves import Halves
 from dispatcher.job import Job, deadline_exceeded
 from dispatcher.meter import ThreadClocks, WorkerTally, total
 from dispatcher.options import DispatcherOptions
 from dispatcher.request import EncodeOptions, Route
-from dispatcher.router import GpuSet, NoGpus, Router
+from dispatcher.router import Router
 from dispatcher.shadow import ShadowCheck
 from dispatcher.tokenizer import Tokenizer
 from dispatcher.work_queue import WorkQueue
@@ -103,13 +106,19 @@ class Dispatcher:
         model: str = "",
         route: Route = "auto",
         deadline_ns: int = 0,
-    ) -> GroupCall:
+    ) -> GroupCall | ShortCall:
         """Encode documents without an event loop; from any thread, never waits.
 
         `documents` are UTF-8 or text, of one kind of content. `on_done(result, error)` is called once, on a thread of
         the dispatcher. `model` is the label in metrics, `deadline_ns` on the clock of `time.monotonic_ns`. Raises
         `InvalidOption`, `NoGpuRoute`, and `UnicodeEncodeError` for a lone surrogate.
         """
+        if len(documents) == 1 and isinstance(text := documents[0], ReservedText) and not deadline_ns:
+            lease = text.lease
+            if lease is not None:
+                short = lease.way.take(text, lease, on_done, (tokenizer, options, model, route))
+                if short is not None:
+                    return short
         call = GroupCall(tokenizer, documents, on_done, options, model, self._queue, self._router)
         call.start(route, deadline_ns)
         return call
@@ -184,6 +193,7 @@ class Dispatcher:
 
     def snapshot(self) -> WorkerTally:
         """The sum of what the workers and the routes of GPUs counted; callable from any thread."""
+        self._router.gpus.settle()
         return total([*(worker.tally for worker in self._workers), *self._router.tallies])
 
     def written_by_gpus_ns(self) -> int:
@@ -192,6 +202,7 @@ class Dispatcher:
 
     def decisions(self) -> dict[tuple[str, str], int]:
         """Choices between the routes, by route and reason."""
+        self._router.gpus.settle()
         return self._router.chooser.snapshot()
 
     @property

@@ -192,6 +192,11 @@ class Gpus:
                 return text
         return None
 
+    def settle(self) -> None:
+        """See `dispatcher.gpu_set`."""
+        for route in self._routes:
+            route.settle()
+
     def serves(self, key: str) -> bool:
         """Whether some engine would take a document of this model now."""
         return any(route.load(key).ready for route in self._routes)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from dispatcher.admission import Uncounted
@@ -19,8 +18,9 @@ from dispatcher.costs import content_kind
 from dispatcher.errors import Cancelled, EngineFault, InvalidOption, InvalidText, NoGpuRoute
 from dispatcher.failures import where
 from dispatcher.finisher import Finisher
-from dispatcher.gpu.group import CANCELLED, EXPIRED, Group, Ids
+from dispatcher.gpu.group import CANCELLED, EXPIRED, EncodedGroup, Group, Ids, OnDone
 from dispatcher.gpu.reserved_text import Lease, ReservedText, bytes_of, lease_of
+from dispatcher.gpu.short_way import Finding, ShortWay
 from dispatcher.gpu_gate import Submits
 from dispatcher.job import Job, Partial, deadline_exceeded
 from dispatcher.policy import CPU, GPU, NO_GPU
@@ -37,23 +37,6 @@ Text = bytes | memoryview | str | ReservedText
 PLAIN = EncodeOptions(add_special_tokens=False)
 
 
-@dataclass(slots=True)
-class EncodedGroup:
-    """Results by document."""
-
-    ids: list[Ids]
-    """Packed little-endian uint32: bytes, or for many ids a view of memory that the GPU wrote (see `HeldIds`).
-
-    Empty with `count_only`.
-    """
-    n_tokens: list[int]
-    route: str
-    """`gpu`, or `cpu` when nothing came from a GPU."""
-
-
-OnDone = Callable[[EncodedGroup | None, SidetokError | None], object]
-
-
 class GroupCall:
     """One call on its way. `on_done` is called once, with results or with an error, on a thread of the dispatcher."""
 
@@ -65,8 +48,10 @@ class GroupCall:
         "_job",
         "_model",
         "_on_done",
+        "_opens",
         "_options",
         "_queue",
+        "_route",
         "_router",
         "_since_ns",
         "_spell",
@@ -96,6 +81,8 @@ class GroupCall:
         self._is_cancelled = False
         self._spell: Spell | None = None
         self._since_ns = 0
+        self._route: Route = "auto"
+        self._opens: tuple[_Ordinary, ShortWay, str] | None = None
 
     def cancel(self) -> None:
         """Nobody waits for it any more; `on_done` gets `Cancelled`, unless results are there already."""
@@ -107,7 +94,7 @@ class GroupCall:
 
     def start(self, route: Route, deadline_ns: int) -> None:
         """Choose a route and queue the documents there. Raises what is wrong with the options or the route."""
-        self._finisher = self._tokenizer.finisher(self._options)
+        self._finisher, self._route = self._tokenizer.finisher(self._options), route
         router, documents = self._router, self._documents
         if router.gpus.any and route != CPU and self._finisher is not None and documents:
             first, n_documents, lease = documents[0], len(documents), None
@@ -121,6 +108,10 @@ class GroupCall:
             choice = router.choose(key, kind, n_bytes, n_documents, route, deadline_ns)
             self._spell = router.chooser.spell_of(choice, n_bytes, n_documents)
             if choice.route == GPU:
+                if lease is not None and not deadline_ns and self._finisher.changes_nothing:
+                    count = router.chooser.holds(choice, key, kind, n_bytes, self._since_ns)
+                    if count is not None:
+                        self._opens = _Ordinary(self, count), lease.way, "" if route == GPU else kind
                 texts = [first] if n_documents == 1 and not isinstance(first, str) else [*map(_utf8, documents)]
                 self._submit(
                     router.gpus.route(choice.gpu),
@@ -136,6 +127,13 @@ class GroupCall:
             raise NoGpuRoute(f"No GPU serves this model now: {router.gpus.why_not(self._tokenizer.spec.digest)}.")
         self._queue_job(None, deadline_ns)
 
+    def as_group(self, text: ReservedText) -> Group:
+        """What `start` would submit for a text that was launched without it."""
+        self._finisher = self._tokenizer.finisher(self._options)
+        memory, key = bytes_of(text), self._tokenizer.spec.digest
+        self._group = group = Group(key, [memory], self._done, self._fell_back, False, content_kind(memory))
+        return group
+
     def _submit(self, gpu: Submits, group: Group, lease: Lease | None) -> None:
         """Queue the documents on a GPU route, or on that of the slot that the only one lies in."""
         self._group = group
@@ -149,6 +147,10 @@ class GroupCall:
         try:
             finisher = self._finisher
             if finisher is not None and finisher.changes_nothing and not group.needs_cpu:
+                if self._opens is not None:
+                    ordinary, way, kind = self._opens
+                    asked = (self._tokenizer, self._options, self._model, self._route)
+                    way.open(Finding(asked, kind, 2 * group.n_bytes, ordinary))
                 self._tell_of(group, group.ids, group.n_tokens)
             else:
                 self._finish(group)
@@ -234,6 +236,26 @@ class GroupCall:
             log.error(
                 "a group could not be handed over", extra={"error": type(failure).__name__, "where": where(failure)}
             )
+
+
+class _Ordinary:
+    """See `dispatcher.gpu.short_way.Ordinary`: calls that ask for the same as one that took the ordinary way."""
+
+    def __init__(self, call: GroupCall, count_choice: Callable[[], object]) -> None:
+        # Not the call, which has a callback, and whatever that refers to.
+        self._tokenizer, self._options, self._model = call._tokenizer, call._options, call._model
+        self._queue, self._router, self._count_choice = call._queue, call._router, count_choice
+
+    def again(self, text: ReservedText, on_done: OnDone) -> tuple[Group, GroupCall]:
+        """See `Ordinary`."""
+        call = GroupCall(self._tokenizer, [text], on_done, self._options, self._model, self._queue, self._router)
+        return call.as_group(text), call
+
+    def count(self, n_documents: int, n_bytes: int, n_tokens: int) -> None:
+        """See `Ordinary`."""
+        for _ in range(n_documents):
+            self._count_choice()
+        self._router.count_group(self._model, n_documents, n_bytes, n_tokens)
 
 
 def _utf8(text: Text) -> bytes | memoryview:

@@ -18,25 +18,24 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol, TypeGuard
+from typing import Any, TypeGuard
 
 from dispatcher.bundle import Bundle, SecondTry
 from dispatcher.chooser import RouteChooser
-from dispatcher.costs import Costs, content_kind
+from dispatcher.costs import content_kind
 from dispatcher.errors import Cancelled, InvalidOption, NoGpuRoute
 from dispatcher.failures import fail
 from dispatcher.finisher import Finisher
 from dispatcher.gpu.group import CANCELLED, EXPIRED, Group
-from dispatcher.gpu.reserved_text import ReservedText
-from dispatcher.gpu_gate import GpuGate, Submits
+from dispatcher.gpu_gate import GpuGate
+from dispatcher.gpu_set import GpuSet
 from dispatcher.job import Job, Partial, deadline_exceeded
 from dispatcher.meter import WorkerTally
-from dispatcher.policy import ADAPTIVE, CPU, GPU, NO_GPU, Choice, CpuLoad, GpuLoad, is_short
+from dispatcher.policy import ADAPTIVE, CPU, GPU, NO_GPU, Choice, CpuLoad, is_short
 from dispatcher.request import EncodedDocument, EncodeRequest, Request, Route
 from dispatcher.shadow import ShadowCheck
 from dispatcher.ways import Ways
 from dispatcher.work_queue import WorkQueue
-from gpu_core.normal_form import Rewriter
 
 Read = tuple[Job[Any], Request]
 _NOTHING = nullcontext()
@@ -44,63 +43,6 @@ _NO_LOAD = CpuLoad(1, 1)
 """Where the queue of the workers decides nothing."""
 WRITE_BYTES = 32_768
 """Answers to longer texts are written by a worker, unless a GPU listed the ids: its thread has replays to launch."""
-
-
-class GpuSet(Protocol):
-    """What the router needs of `dispatcher.gpus.Gpus`."""
-
-    costs: Costs
-
-    @property
-    def any(self) -> bool:
-        """Whether there is a queue at all."""
-
-    @property
-    def engine_cpu_ns(self) -> int:
-        """CPU time of engine processes, for replays."""
-
-    def loads(self, key: str) -> list[GpuLoad]:
-        """The queue of each GPU for a model."""
-
-    def route(self, index: int) -> Submits:
-        """The route of an entry of `loads`."""
-
-    def reserve(self, key: str, n_bytes: int) -> ReservedText | None:
-        """Memory that a GPU reads, for a long text of a model; None when none can be spared."""
-
-    def why_not(self, key: str) -> str:
-        """Why a model is not served now."""
-
-    def rewriter(self, key: str) -> Rewriter | None:
-        """What rewrites documents of a model that are not in normal form; None when nothing does."""
-
-
-class NoGpus:
-    """Stands for GPUs where there are none."""
-
-    any = False
-    engine_cpu_ns = 0
-
-    def __init__(self) -> None:
-        self.costs = Costs()
-
-    def loads(self, key: str) -> list[GpuLoad]:
-        """None."""
-        return []
-
-    def route(self, index: int) -> Submits:
-        """Never asked for."""
-        raise LookupError(index)
-
-    def reserve(self, key: str, n_bytes: int) -> None:
-        """None."""
-
-    def why_not(self, key: str) -> str:
-        """Always the same."""
-        return "there is no GPU route"
-
-    def rewriter(self, key: str) -> None:
-        """None."""
 
 
 class Router:

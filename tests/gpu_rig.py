@@ -31,7 +31,7 @@ def code_points(document: bytes) -> NDArray[np.uint32]:
 
 
 class FakeGpus:
-    """See `dispatcher.router.GpuSet`."""
+    """See `dispatcher.gpu_set.GpuSet`."""
 
     def __init__(self, n_gpus: int = 1, limits: RouteLimits | None = None) -> None:
         self.costs = Costs()
@@ -63,6 +63,11 @@ class FakeGpus:
         texts = [route.reserve(key, n_bytes) for route in self.routes if route.load(key).ready]
         return texts[0] if texts else None
 
+    def settle(self) -> None:
+        """See `GpuSet`."""
+        for route in self.routes:
+            route.settle()
+
     def why_not(self, key: str) -> str:
         """See `GpuSet`."""
         return "" if any(load.ready for load in self.loads(key)) else "scripted"
@@ -72,16 +77,22 @@ class FakeGpus:
         return self.rewriters.get(key)
 
     def start(
-        self, gpu: int = 0, encode: Callable[[bytes], NDArray[np.uint32]] = code_points, **more: Any
+        self,
+        gpu: int = 0,
+        encode: Callable[[bytes], NDArray[np.uint32]] = code_points,
+        threaded: bool = True,
+        **more: Any,
     ) -> FakeEngine:
-        """An engine comes up; the one before it was lost."""
+        """An engine comes up; the one before it was lost. Without a thread the test takes the turns of its route."""
         self._join(gpu)
         engine = FakeEngine(None, {KEY: make_slots(KEY)}, encode=encode, **more)
         route = self.routes[gpu]
         route.attach(engine)
+        self.engines[gpu] = engine
+        if not threaded:
+            return engine
         thread = self._threads[gpu] = threading.Thread(target=_serve, args=(route,), daemon=True)
         thread.start()
-        self.engines[gpu] = engine
         return engine
 
     def is_down(self, gpu: int = 0) -> bool:

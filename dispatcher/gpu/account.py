@@ -32,20 +32,23 @@ class Account:
     """Of one engine. Launches come under the route's lock, all else from the thread that takes turns."""
 
     __slots__ = (
-        "_clocks",
         "_hand_out_ns",
         "_n_launches",
         "_on_replay",
         "_stage_ns",
-        "_tally",
         "_turn_ns",
+        "clocks",
+        "is_stale",
         "n_turns",
+        "tally",
     )
 
     def __init__(self, clocks: Clocks, tally: RouteTally, on_replay: OnReplay) -> None:
-        self._clocks, self._tally, self._on_replay = clocks, tally, on_replay
+        self.clocks, self.tally, self._on_replay = clocks, tally, on_replay
         self.n_turns = 0
         """Turns that handed something out."""
+        self.is_stale = False
+        """The thread did something else since the last turn."""
         self._n_launches = 0
         self._turn_ns = self._hand_out_ns = self._stage_ns = 0
         """CPU time at the beginning of the turn, of handing out a replay, and of launching one outside of a turn, as
@@ -53,21 +56,22 @@ class Account:
 
     def begin_turn(self, has_waited: bool) -> None:
         """A turn begins; `has_waited`: its wait was somebody else's work."""
-        if not self._turn_ns or (has_waited and not self.n_turns % MEASURED):
-            self._turn_ns = self._clocks.cpu()
+        if not self._turn_ns or ((has_waited or self.is_stale) and not self.n_turns % MEASURED):
+            self._turn_ns = self.clocks.cpu()
+        self.is_stale = False
 
     def begin_launch(self, batch: Batch) -> int:
         """A launch outside of a turn, which counts what it launches itself; what `end_launch` wants to know, or 0."""
         self._n_launches += 1
         is_copied = batch.n_bytes > MEASURED_BYTES and batch.piece is None
         if not self._n_launches % MEASURED or is_copied or not self._stage_ns:
-            return self._clocks.cpu()
+            return self.clocks.cpu()
         batch.stage_cpu_ns += self._stage_ns
         return 0
 
     def end_launch(self, batch: Batch, begin_ns: int) -> None:
         """It was launched."""
-        spent_ns = self._clocks.cpu() - begin_ns
+        spent_ns = self.clocks.cpu() - begin_ns
         batch.stage_cpu_ns += spent_ns
         if batch.n_bytes <= MEASURED_BYTES or batch.piece is not None:
             self._stage_ns = spent_ns
@@ -75,12 +79,12 @@ class Account:
     def were_read(self, n_replays: int) -> None:
         """The results of so many replays were read: what follows is the callers' time."""
         if not self.n_turns % MEASURED:
-            self._hand_out_ns = (self._clocks.cpu() - self._turn_ns) // n_replays
+            self._hand_out_ns = (self.clocks.cpu() - self._turn_ns) // n_replays
 
     def ended(self, replays: Sequence[tuple[Batch, Completion]], now_ns: int) -> None:
         """Count replays whose results were read by `now_ns`, and handed out."""
         each_ns = self._hand_out_ns
-        tally = self._tally
+        tally = self.tally
         for batch, completion in replays:
             n_bytes, n_documents, queue = batch.n_bytes, batch.n_documents, batch.queue
             engine_ns, stage_ns, replay_ns = completion.engine_cpu_ns, batch.stage_cpu_ns, completion.replay_ns
@@ -106,4 +110,4 @@ class Account:
         """What was handed out has been taken."""
         self.n_turns += 1
         if not self.n_turns % MEASURED:
-            self._turn_ns = self._clocks.cpu()
+            self._turn_ns = self.clocks.cpu()

@@ -20,6 +20,7 @@ from dispatcher.gpu.local_link import LocalLink
 from dispatcher.gpu.process_link import ProcessLink
 from dispatcher.gpu.readable import wait_readable
 from dispatcher.gpu.route import GpuRoute
+from dispatcher.gpu.short_way import ShortWays
 
 
 class RouteDriver:
@@ -33,6 +34,8 @@ class RouteDriver:
         self._has_news = self._is_turning = self._closed = False
         self._local: LocalLink | None = None
         """The engine of this process, if there is one: it is alone then."""
+        self._short: ShortWays | None = None
+        """Its texts that need no turn of the route."""
         self._lock = threading.Lock()
         """Of the descriptor of news, between `wake` and `close`."""
 
@@ -93,6 +96,8 @@ class RouteDriver:
             return is_ready
         self._is_turning = True
         try:
+            if (short := self._short) is not None and short.flights and short.turn(seconds):
+                return True
             driven = self._driven[0]
             is_busy = local.is_busy
             is_full = local.may_oversleep = is_busy and driven.route.is_full
@@ -121,7 +126,7 @@ class RouteDriver:
         driven.link = link
         driven.route.attach(link)
         if isinstance(link, LocalLink):
-            self._local = link
+            self._local, self._short = link, driven.route.short
         link.watch(lambda fd: self._poll.register(fd, select.EPOLLIN))
 
     def _turn(self, driven: _Driven, link: ProcessLink | LocalLink) -> None:
@@ -133,7 +138,7 @@ class RouteDriver:
 
     def _end(self, driven: _Driven, link: ProcessLink | LocalLink, reason: str) -> None:
         """The engine of a link ended."""
-        driven.link = self._local = None
+        driven.link = self._local = self._short = None
         if not self._closed:
             link.watch(self._poll.unregister)
         end_engine(link, reason)

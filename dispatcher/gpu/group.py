@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from dispatcher.gpu.held_ids import HeldIds
 from dispatcher.gpu.reserved_text import Lease
+from gpu_core.errors import SidetokError
 from gpu_core.ladder import Piece
 
 log = logging.getLogger("sidetok.gpu_route")
@@ -144,6 +146,23 @@ class Group:
         if self.deadline_ns and now_ns > self.deadline_ns:
             return EXPIRED
         return SETTLED if self.settled else ""
+
+
+@dataclass(slots=True)
+class EncodedGroup:
+    """Results by document."""
+
+    ids: list[Ids]
+    """Packed little-endian uint32: bytes, or for many ids a view of memory that the GPU wrote (see `HeldIds`).
+
+    Empty with `count_only`.
+    """
+    n_tokens: list[int]
+    route: str
+    """`gpu`, or `cpu` when nothing came from a GPU."""
+
+
+OnDone = Callable[[EncodedGroup | None, SidetokError | None], object]
 
 
 def answer(callback: Callable[..., object], group: Group, *reason: str) -> None:

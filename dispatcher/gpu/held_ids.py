@@ -48,16 +48,18 @@ class Hold:
 class HeldIds(np.ndarray[tuple[Any, ...], np.dtype[np.uint8]]):
     """Packed ids in the memory of a slot, as bytes, read-only. The slot is held by this array and all views of it."""
 
-    hold: Hold | None = None
+    __slots__ = ("hold",)
+
+    hold: object
+    """A `Hold`, or what else keeps the slot as long as something refers to it. Slices have none: they refer here."""
 
     def release(self) -> None:
         """Give the slot back now; this array and all views of it may change from now on."""
-        if self.hold is not None:
-            self.hold.release()
+        self.hold = None
 
 
-def held_ids(id_bytes: NDArray[np.uint8], hold: Hold) -> HeldIds:
-    """A view of some ids of a slot, read-only as these are."""
+def held_ids(id_bytes: NDArray[np.uint8], hold: object) -> HeldIds:
+    """A view of some ids of a slot, read-only as these are. See `HeldIds.hold`."""
     view = id_bytes.view(HeldIds)
     view.hold = hold
     return view

@@ -23,6 +23,7 @@ from dispatcher.gpu.link import Completion, EngineLink, EngineLost, Slot
 from dispatcher.gpu.model_queue import Batch, ModelQueue, groups_of
 from dispatcher.gpu.results import Reader
 from dispatcher.gpu.route_tally import RouteTally
+from dispatcher.gpu.short_way import ShortWays
 from dispatcher.gpu.staging import STEP_BYTES, fill_alone, fill_shared
 
 log = logging.getLogger("sidetok.gpu_route")
@@ -32,12 +33,7 @@ class Incarnation:
     """Batches for one link, until it is lost. `submit` from any thread, `turn` from the route's."""
 
     def __init__(
-        self,
-        link: EngineLink,
-        limits: RouteLimits,
-        clocks: Clocks,
-        tally: RouteTally,
-        on_replay: OnReplay,
+        self, link: EngineLink, limits: RouteLimits, clocks: Clocks, tally: RouteTally, on_replay: OnReplay
     ) -> None:
         self.link = link
         self.former = Former(limits)
@@ -54,9 +50,10 @@ class Incarnation:
         self._filling: tuple[Batch, int] | None = None
         self._to_tell: deque[tuple[Group, str]] = deque()
         self._reader = Reader(limits.hold_from_bytes, self._may_hold, self._let_go)
-        self._turn_thread = 0
-        """The thread that is in `turn`, and does not wait there."""
-        self._look_ns = 0
+        ends = self._end, self._pump
+        self.short = ShortWays(link, self.former, self._lock, self._reader, self._account, self._events, *ends)
+        self._look_ns = self._turn_thread = 0
+        """The second: the thread that is in `turn`, and does not wait there."""
 
     def queue_of(self, model_key: str) -> ModelQueue | None:
         """The queue of a model, made on first use; None when the engine does not serve it."""
@@ -95,8 +92,9 @@ class Incarnation:
 
     def turn(self, timeout_s: float) -> None:
         """Wait for completions, launch what has formed meanwhile, then hand out results."""
-        if not timeout_s or not self._account.n_turns:
-            self._account.begin_turn(not timeout_s)
+        account = self._account
+        if not timeout_s or account.is_stale or not account.n_turns:
+            account.begin_turn(not timeout_s)
         try:
             completions = self.link.wait(0.0 if self._filling is not None or self._to_fill else timeout_s)
         except EngineLost:
@@ -117,6 +115,7 @@ class Incarnation:
         """When results were at hand; 0 if there were none."""
         ended: list[tuple[Batch, Completion]] = []
         former = self.former
+        completions = self.short.ended(completions)
         with self._lock:
             if self._returned:
                 self._take_back()
@@ -378,7 +377,8 @@ class Incarnation:
         silent_ns = int(self._limits.silent_after_s * 1e9)
         self._look_ns = now_ns + silent_ns // 8
         with self._lock:
-            launched_ns = min((batch.launched_ns for batch in self._in_flight.values()), default=now_ns)
+            began = [batch.launched_ns for batch in self._in_flight.values()]
+            launched_ns = min([*began, *self.short.launched_ns], default=now_ns)
         self._pump()
         if now_ns - launched_ns > silent_ns:
             log.error("the GPU engine does not answer", extra={"in_flight": len(self._in_flight)})
@@ -392,8 +392,8 @@ class Incarnation:
         for batch in self._in_flight.values():
             self._tally.lost(batch.queue.counted_as, batch.slot.size.capacity, batch.n_bytes, batch.n_documents)
         filling, self._filling = self._filling, None
-        for batch in (*self._in_flight.values(), *self._to_fill, *(filling or ())[:1]):
-            self._settle(batch)
+        for item in (*self._in_flight.values(), *self._to_fill, *(filling or ())[:1], *self.short.close()):
+            self._settle(item)
         self._in_flight.clear()
         self._to_fill.clear()
         for group in self.former.waiting():

@@ -41,6 +41,8 @@ LONG_STEPS = 8
 LONG_EARLY = 1 / 128
 """By so much of it the next nap is shorter after one that was long enough: a few are too short, and say how long it
 takes."""
+LONG_LEARNS = 4
+"""Of those that nothing was beside, one in so many naps that were long enough says so, for as many."""
 LOOKS = 16
 """Looks at a completion word at a time."""
 LATE_NAP_NS = 500_000
@@ -106,8 +108,14 @@ class _Place:
         if is_bound and self.is_long:
             is_bound = False
             if not self.was_late:
-                took_ns = int((self.due_ns - self.launched_ns) * (1 - LONG_EARLY))
+                self.learn_early(1)
+                return
         self.prediction.seen(self.n_bytes, took_ns, is_bound)
+
+    def learn_early(self, n_times: int) -> None:
+        """A nap was long enough, and those before it: try a shorter one."""
+        took_ns = int((self.due_ns - self.launched_ns) * (1 - n_times * LONG_EARLY))
+        self.prediction.seen(self.n_bytes, took_ns, False)
 
 
 class LocalLink:
@@ -123,7 +131,7 @@ class LocalLink:
         self._gpu, self._options, self._on_lost = gpu, options, on_lost
         self._slots: dict[str, tuple[Slot, ...]] = {}
         self._places: dict[int, _Place] = {}
-        self._n_made = 0
+        self._n_made = self._n_ones = 0
         self._launched: deque[_Place] = deque()
         """What `wait` has not seen yet."""
         self._flying: list[_Place] = []
@@ -188,6 +196,43 @@ class LocalLink:
                 self._is_interrupted = False
                 return []
             seen_by, n_looks = (AFTER_NAP, 1) if self._rest(now_ns, until_ns) else (BY_POLLING, LOOKS)
+
+    def wait_one(self, number: int, timeout_s: float) -> int:
+        """Wait for the replay of a slot if it is the only one under way: ids that it wrote.
+
+        -1 if there is more to see to, or it is not complete in time: see `wait`. By the thread that waits.
+        """
+        launched, flying = self._launched, self._flying
+        if launched:
+            flying.append(launched.popleft())
+        if len(flying) != 1 or launched or self._is_interrupted or self._lost or flying[0].slot.number != number:
+            return -1
+        place = flying[0]
+        clock, seen_by = time.perf_counter_ns, AT_FIRST
+        left_ns = place.due_ns - clock()
+        if not place.is_long or left_ns > min(LONG_NAP_NS, timeout_s * 1e9):
+            return -1
+        for _ in range(LONG_STEPS):
+            if left_ns > 0:
+                seen_by = AFTER_NAP
+                time.sleep(left_ns * 1e-9)
+            if place.poll(1):
+                break
+            place.was_late = seen_by == AFTER_NAP
+            left_ns = (place.due_ns - place.launched_ns) // LONG_STEPS
+        else:
+            return -1
+        context = place.context
+        if context.any_flagged():
+            return -1
+        flying.clear()
+        self._n_ones += 1
+        if seen_by == AFTER_NAP and not place.was_late:
+            if not self._n_ones % LONG_LEARNS:
+                place.learn_early(LONG_LEARNS)
+        else:
+            place.learn(clock(), seen_by)
+        return context.n_tokens()
 
     def interrupt(self) -> None:
         """See `EngineLink`."""

@@ -12,51 +12,45 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from dispatcher.gpu.held_ids import Hold, Holds
 from dispatcher.gpu.link import Slot
 
 if TYPE_CHECKING:
     from dispatcher.gpu.route import GpuRoute
+    from dispatcher.gpu.short_way import ShortWay
 
 
 class Lease:
-    """The right of a text to its slot. Ends when nothing refers to it any more: its text, a group of it, a batch."""
+    """The right to a slot. Ends when nothing refers to it any more: a text, its group, its batch, views of its ids."""
 
-    __slots__ = ("_holds", "_queue", "_spare", "_unused", "route", "slot")
+    __slots__ = ("_give_back", "route", "slot", "unused", "way")
 
-    def __init__(self, route: GpuRoute, queue: object, slot: Slot, give_back: Callable[[], None]) -> None:
-        """`queue`: the slot's, of one engine. `give_back` must not block: it may run at any point of any thread."""
-        self.route, self.slot = route, slot
-        self._queue = queue
-        self._holds = Holds(2, give_back)
-        self._spare, self._unused = [None], [None]
+    def __init__(self, route: GpuRoute, way: ShortWay, slot: Slot, give_back: Callable[[], None]) -> None:
+        """`way`: of the model on one engine. `give_back` must not block: it may run at any point of any thread."""
+        self.route, self.way, self.slot = route, way, slot
+        self._give_back, self.unused = give_back, [None]
+        """`unused` has one entry, until a group has the slot. To take it is one step, on whichever thread."""
 
     def use(self, queue: object) -> bool:
         """Let a group of this queue have the slot; true once, and for no other engine's queue."""
-        if self._queue is not queue:
+        if self.way.queue is not queue:
             return False
         try:
-            self._unused.pop()
+            self.unused.pop()
         except IndexError:
             return False
         return True
 
-    def hold(self) -> Hold:
-        """The right to read ids of the slot, beyond the text's; once."""
-        self._spare.pop()
-        return Hold(self._holds)
-
     def __del__(self) -> None:
-        self._holds.leave()
-        if self._spare:
-            self._holds.leave()
+        self._give_back()
 
 
 class ReservedText(np.ndarray[tuple[Any, ...], np.dtype[np.uint8]]):
     """Writable bytes, in a slot or, without a lease, in ordinary memory. Slices of it have the same lease."""
 
-    lease: Lease | None = None
-    memory: memoryview | None = None
+    __slots__ = ("lease", "memory")
+
+    lease: Lease | None
+    memory: memoryview | None
     """All of it, unless it is a slice: what `data` would have to be made for."""
 
     def __new__(cls, memory: memoryview, lease: Lease | None = None) -> Self:
@@ -68,7 +62,7 @@ class ReservedText(np.ndarray[tuple[Any, ...], np.dtype[np.uint8]]):
 
     def __array_finalize__(self, other: object) -> None:
         """See NumPy."""
-        self.lease = getattr(other, "lease", None)
+        self.lease, self.memory = getattr(other, "lease", None), None
 
 
 def bytes_of(text: ReservedText) -> memoryview:

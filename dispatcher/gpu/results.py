@@ -26,7 +26,7 @@ class Reader:
         let_go: Callable[[ModelQueue, Slot, bool], None],
     ) -> None:
         self.n_views = 0
-        self._hold_from = hold_from_bytes
+        self.hold_from = hold_from_bytes
         self._may_hold, self._let_go = may_hold, let_go
 
     def read(self, batch: Batch, completion: Completion) -> list[Group]:
@@ -57,10 +57,10 @@ class Reader:
         group.n_left = 0
         is_held = lease is not None
         if not batch.count_only:
-            hold = None
-            if n_tokens << 2 >= self._hold_from:
+            hold: object = None
+            if n_tokens << 2 >= self.hold_from:
                 if lease is not None:
-                    hold = lease.hold()
+                    hold = lease
                 elif is_held := self._may_hold(batch.queue, slot):
                     hold = Hold(Holds(1, partial(self._let_go, batch.queue, slot, True)))
             if hold is None:
@@ -79,7 +79,7 @@ class Reader:
         slot = completion.slot
         if batch.count_only or batch.lease is not None:  # what lies in a leased slot alone and was answered went before
             return [None] * batch.n_documents, None
-        if completion.n_tokens << 2 >= self._hold_from and (views := self._views_of(batch, completion, counts)):
+        if completion.n_tokens << 2 >= self.hold_from and (views := self._views_of(batch, completion, counts)):
             # Not the batch: its groups refer to the views, and the views would never be let go.
             holds = Holds(len(views), partial(self._let_go, batch.queue, slot, True))
             self.n_views += len(views)
@@ -99,7 +99,7 @@ class Reader:
         wanted = {
             document
             for document, count in enumerate(counts)
-            if count << 2 >= self._hold_from and document not in completion.needs_cpu
+            if count << 2 >= self.hold_from and document not in completion.needs_cpu
         }
         if not wanted or not self._may_hold(batch.queue, batch.slot):
             return set()

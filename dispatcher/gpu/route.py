@@ -15,6 +15,7 @@ from dispatcher.gpu.link import EngineLink
 from dispatcher.gpu.model_queue import ModelQueue
 from dispatcher.gpu.reserved_text import Lease, ReservedText
 from dispatcher.gpu.route_tally import RouteSnapshot, RouteTally
+from dispatcher.gpu.short_way import ShortWays
 from dispatcher.policy import GpuLoad
 from gpu_core.encoder import NO_CUT
 from gpu_core.ladder import Ladder, Piece, SizeClass
@@ -88,7 +89,7 @@ class GpuRoute:
         if found is None:
             return None
         slot, give_back = found
-        return ReservedText(slot.text[:n_bytes], Lease(self, queue, slot, give_back))
+        return ReservedText(slot.text[:n_bytes], Lease(self, incarnation.short.of(queue), slot, give_back))
 
     def submit(self, group: Group) -> None:
         """Queue a group and launch what can be launched; never waits. One of its callbacks will be called, once."""
@@ -120,6 +121,7 @@ class GpuRoute:
         incarnation = self._incarnation
         if incarnation is not None:
             incarnation.forget(model_key)
+            incarnation.short.forget(model_key)
         self._tally.forget(model_key)
 
     def attach(self, link: EngineLink) -> None:
@@ -156,6 +158,12 @@ class GpuRoute:
         incarnation = self._incarnation
         return incarnation is not None and incarnation.former.is_full
 
+    @property
+    def short(self) -> ShortWays | None:
+        """Short ways on the engine that serves."""
+        incarnation = self._incarnation
+        return None if incarnation is None else incarnation.short
+
     def serve(self, link: EngineLink) -> str:
         """Serve through this link until it is lost, on the calling thread; why it ended (`group.FALLBACK_REASONS`)."""
         self.attach(link)
@@ -172,8 +180,14 @@ class GpuRoute:
             incarnation.end(NOT_READY)
             incarnation.link.interrupt()
 
+    def settle(self) -> None:
+        """Count what is only noted so far; `snapshot` does, too."""
+        if (short := self.short) is not None:
+            short.settle()
+
     def snapshot(self) -> RouteSnapshot:
         """What was counted since the route was made."""
+        self.settle()
         incarnation = self._incarnation
         if incarnation is None or incarnation.over:
             return self._tally.snapshot(False, 0, 0, 0, 0)

@@ -13,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dispatcher.dispatcher import Dispatcher
+from dispatcher.gpu.group import EncodedGroup
 from dispatcher.gpu.options import GpuRouteOptions
+from dispatcher.gpu.short_way import ShortCall
 from dispatcher.gpus import Gpus
-from dispatcher.group_call import EncodedGroup, GroupCall
+from dispatcher.group_call import GroupCall
 from dispatcher.meter import ThreadClocks
 from dispatcher.options import DispatcherOptions
 from dispatcher.policy import ADAPTIVE, GPU
@@ -76,7 +78,7 @@ class _Group:
     n_chars: int = 0
     n_records: int = 0
     answer: Future[_Answer] = field(default_factory=Future)
-    call: GroupCall | None = None
+    call: GroupCall | ShortCall | None = None
 
     @property
     def is_full(self) -> bool:
@@ -147,7 +149,7 @@ class Engine:
                 if group.call is not None:
                     group.call.cancel()
 
-    def _submit(self, texts: list[str], answer: Future[_Answer]) -> GroupCall:
+    def _submit(self, texts: list[str], answer: Future[_Answer]) -> GroupCall | ShortCall:
         def tell(result: EncodedGroup | None, error: SidetokError | None) -> None:
             # On a thread of the dispatcher: packing runs beside reading, and memory of a GPU is given back at once.
             try:

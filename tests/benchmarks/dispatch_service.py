@@ -14,10 +14,10 @@ from dispatcher.dispatcher import Dispatcher
 from dispatcher.errors import NoGpuRoute
 from dispatcher.gpu.driver import RouteDriver
 from dispatcher.gpu.engine_process import NAME
+from dispatcher.gpu.group import EncodedGroup
 from dispatcher.gpu.local_engine import MakeGpu
 from dispatcher.gpu.options import PROCESS, GpuRouteOptions
 from dispatcher.gpus import Gpus
-from dispatcher.group_call import EncodedGroup
 from dispatcher.meter import ThreadClocks
 from dispatcher.options import DispatcherOptions
 from dispatcher.request import Route

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 from dispatcher.dispatcher import Dispatcher
+from dispatcher.gpu.group import EncodedGroup
 from dispatcher.gpus import Gpus
-from dispatcher.group_call import EncodedGroup
 from dispatcher.request import EncodeOptions
 from dispatcher.tokenizer import Tokenizer
 

@@ -13,9 +13,9 @@ import pytest
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.errors import EngineFault, TextTooLarge
 from dispatcher.gpu.fake_link import NOT_NORMAL, FakeEngine
+from dispatcher.gpu.group import EncodedGroup
 from dispatcher.gpu.options import GpuRouteOptions
 from dispatcher.gpus import Gpus
-from dispatcher.group_call import EncodedGroup
 from dispatcher.meter import ThreadClocks
 from dispatcher.options import DispatcherOptions
 from dispatcher.request import EncodeOptions

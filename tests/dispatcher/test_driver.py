@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from dispatcher.dispatcher import Dispatcher
+from dispatcher.gpu.group import EncodedGroup
 from dispatcher.gpu.options import GpuRouteOptions
 from dispatcher.gpus import Gpus
-from dispatcher.group_call import EncodedGroup
 from dispatcher.meter import ThreadClocks
 from dispatcher.options import DispatcherOptions
 from dispatcher.tokenizer import Tokenizer

@@ -16,11 +16,11 @@ from dispatcher import calibration
 from dispatcher import gpus as gpus_module
 from dispatcher.costs import KINDS
 from dispatcher.dispatcher import Dispatcher
+from dispatcher.gpu.group import EncodedGroup
 from dispatcher.gpu.options import GpuRouteOptions
 from dispatcher.gpu.results import Reader
 from dispatcher.gpu.supervisor import Supervisor
 from dispatcher.gpus import Gpus
-from dispatcher.group_call import EncodedGroup
 from dispatcher.meter import ThreadClocks
 from dispatcher.options import DispatcherOptions
 from dispatcher.request import EncodeOptions

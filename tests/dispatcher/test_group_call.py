@@ -12,7 +12,7 @@ import pytest
 
 from dispatcher.errors import Cancelled, DeadlineExceeded, EngineFault, InvalidOption, InvalidText, NoGpuRoute
 from dispatcher.finisher import Finisher
-from dispatcher.group_call import EncodedGroup
+from dispatcher.gpu.group import EncodedGroup
 from dispatcher.meter import WorkKey
 from dispatcher.request import EncodeOptions
 from gpu_core.errors import SidetokError

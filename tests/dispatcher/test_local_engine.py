@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from dispatcher.dispatcher import Dispatcher
+from dispatcher.gpu.group import EncodedGroup
 from dispatcher.gpu.link import EngineLost
 from dispatcher.gpu.local_engine import LocalEngine
 from dispatcher.gpu.local_link import AFTER_NAP, LONG_BYTES, LocalLink
 from dispatcher.gpu.options import GpuRouteOptions
 from dispatcher.gpu.table_builder import read_tables
 from dispatcher.gpus import Gpus
-from dispatcher.group_call import EncodedGroup
 from dispatcher.meter import ThreadClocks
 from dispatcher.options import DispatcherOptions
 from dispatcher.tokenizer import Tokenizer

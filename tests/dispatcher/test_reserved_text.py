@@ -9,8 +9,8 @@ from typing import cast
 import numpy as np
 import pytest
 
+from dispatcher.gpu.group import EncodedGroup
 from dispatcher.gpu.reserved_text import ReservedText, lease_of, ordinary_text
-from dispatcher.group_call import EncodedGroup
 from tests.dispatcher.route_rig import MODEL, Rig, check, packed
 from tests.dispatcher.test_group_call import Calls
 from tests.engine_rig import until

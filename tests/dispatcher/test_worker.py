@@ -13,11 +13,12 @@ import pytest
 
 from dispatcher.admission import Admission
 from dispatcher.failures import failed, named, where
+from dispatcher.gpu_set import NoGpus
 from dispatcher.job import Job
 from dispatcher.meter import ThreadClocks
 from dispatcher.options import DispatcherOptions
 from dispatcher.request import EncodedDocument, EncodeOptions
-from dispatcher.router import NoGpus, Router
+from dispatcher.router import Router
 from dispatcher.shadow import ShadowCheck
 from dispatcher.work_queue import WorkQueue
 from dispatcher.worker import PART_CHARS, Worker

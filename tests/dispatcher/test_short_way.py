@@ -1,0 +1,526 @@
+"""The short way of a long text: the same answers and counts as the ordinary one, and back there for all that is odd."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import random
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dispatcher.errors import Cancelled
+from dispatcher.gpu.fake_link import FakeEngine
+from dispatcher.gpu.group import EncodedGroup
+from dispatcher.gpu.reserved_text import ReservedText
+from dispatcher.gpu.route import GpuRoute
+from dispatcher.gpu.short_way import MAX_FLIGHTS, MAX_NOTED, OPEN_NS, Finding, ShortCall, ShortWay
+from dispatcher.meter import WorkKey
+from dispatcher.request import EncodeOptions
+from dispatcher.tokenizer import Tokenizer
+from gpu_core.errors import SidetokError
+from tests.dispatcher.group_caller import PLAIN
+from tests.dispatcher.route_rig import MODEL, Rig
+from tests.dispatcher.test_group_call import Calls
+from tests.dispatcher.test_local_engine import Local, make
+from tests.engine_rig import until
+from tests.gpu_rig import GpuRig
+
+LONG = 300_000
+__all__ = ["make"]
+
+
+def text_of(n_bytes: int = LONG, seed: int = 1) -> bytes:
+    """A text."""
+    return np.random.default_rng(seed).integers(97, 123, n_bytes, np.uint8).tobytes()
+
+
+class ShortCalls(Calls):
+    """Calls with one reserved text each."""
+
+    def reserved(self, text: bytes) -> ReservedText:
+        """A text in a slot."""
+        reserved = self.rig.dispatcher.reserve(self.rig.tokenizer, len(text))
+        assert reserved.lease is not None
+        reserved.data[:] = text
+        return reserved
+
+    def one(self, text: bytes = text_of(), **more: Any) -> Any:
+        """Call with a text."""
+        return self.start(self.reserved(text), **more)
+
+    def opened(self) -> FakeEngine:
+        """An engine, after a text on the ordinary way, and another one that is not counted below."""
+        engine = self.rig.gpus.start(threaded=False)
+        assert not isinstance(self.one(), ShortCall)
+        self.right()
+        return engine
+
+    def turn(self) -> None:
+        """What the route's thread would do."""
+        self.rig.gpus.routes[0].turn(0.0)
+
+    def result(self) -> EncodedGroup:
+        """See `Calls`."""
+        self.turn()
+        return super().result()
+
+    def right(self, text: bytes = text_of(), route: str = "gpu") -> None:
+        """The next call that ends is told the ids of a text."""
+        result = self.result()
+        assert np.frombuffer(result.ids[0], "<u4").tolist() == list(text)
+        assert (result.n_tokens, result.route) == ([len(text)], route)
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is open stays so."""
+    monkeypatch.setattr("dispatcher.gpu.short_way.OPEN_NS", 1 << 60)
+
+
+@pytest.fixture
+def calls(always: None) -> Iterator[ShortCalls]:
+    """A dispatcher that prefers its GPU, which is not up yet."""
+    rig = GpuRig()
+    yield ShortCalls(rig)
+    rig.close()
+
+
+def test_it_opens_behind_a_text_on_the_ordinary_way(calls: ShortCalls) -> None:
+    """The same ids, of every text once; metrics count all of them, with the decisions, whichever way they went."""
+    calls.opened()
+    n = 2 * MAX_NOTED + 3
+    for seed in range(n):
+        text = text_of(LONG + seed, seed)
+        assert isinstance(calls.one(text), ShortCall)
+        calls.right(text)
+    work = calls.rig.dispatcher.snapshot().work[WorkKey("", "gpu")]
+    n_bytes = LONG + sum(LONG + seed for seed in range(n))
+    assert (work.n_documents, work.n_bytes, work.n_tokens) == (n + 1, n_bytes, n_bytes)
+    assert calls.rig.dispatcher.decisions()["gpu", "policy"] == n + 1
+    route = calls.rig.gpus.routes[0].snapshot()
+    (replays,) = route.replays.values()
+    assert (replays.times.n, replays.n_documents, replays.n_bytes) == (n + 1, n + 1, n_bytes)
+    assert route.n_views == n + 1
+    assert calls.told.empty()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"options": EncodeOptions(add_special_tokens=False, max_tokens=5)},
+        {"options": EncodeOptions(add_special_tokens=False, count_only=True)},
+        {"model": "another"},
+        {"route": "gpu"},
+        {"deadline_ns": 1 << 62},
+    ],
+    ids=["max_tokens", "count_only", "model", "route", "deadline"],
+)
+def test_only_for_what_was_asked_before(calls: ShortCalls, more: dict[str, Any]) -> None:
+    """Something else takes the ordinary way, with its own results."""
+    calls.opened()
+    assert not isinstance(calls.one(**more), ShortCall)
+    options: EncodeOptions = more.get("options", PLAIN)
+    result = calls.result()
+    assert result.n_tokens == [min(LONG, options.max_tokens or LONG)]
+    assert len(result.ids) == (not options.count_only)
+    assert all(np.frombuffer(ids, "<u4").tolist() == list(text_of())[: options.max_tokens] for ids in result.ids)
+
+
+def test_parts_and_much_longer_texts_take_the_ordinary_way(calls: ShortCalls) -> None:
+    """What was found out holds for whole texts of about that size."""
+    calls.opened()
+    assert not isinstance(calls.start(calls.reserved(text_of())[: LONG - 1]), ShortCall)
+    calls.right(text_of()[: LONG - 1])
+    assert not isinstance(calls.one(text_of(2 * LONG + 2)), ShortCall)
+    calls.right(text_of(2 * LONG + 2))
+
+
+def test_a_text_is_taken_once(calls: ShortCalls) -> None:
+    """The second call with it gets a copy."""
+    engine = calls.opened()
+    text = calls.reserved(text_of())
+    assert isinstance(calls.start(text), ShortCall)
+    assert not isinstance(calls.start(text), ShortCall)
+    for _ in range(2):
+        calls.right()
+    assert engine.launches[1][0] != engine.launches[2][0]
+
+
+def test_the_slot_is_free_when_nobody_looks(calls: ShortCalls) -> None:
+    """Held by the text, and by its ids until they are released or gone."""
+    calls.opened()
+    route = calls.rig.gpus.routes[0]
+
+    def n_held() -> int:
+        calls.turn()
+        return route.snapshot().n_held
+
+    text = calls.reserved(text_of())
+    calls.start(text)
+    (ids,) = calls.result().ids
+    assert not isinstance(ids, bytes)
+    assert n_held() == 1
+    part = ids[:8]
+    ids.release()
+    assert n_held() == 1, "the text is there"
+    del text
+    assert n_held() == 0
+    assert len(part) == 8
+    calls.one()
+    parts = [ids[:8] for ids in calls.result().ids]
+    assert n_held() == 1, "a part of the ids is there"
+    del parts
+    assert n_held() == 0
+
+
+def test_what_the_device_leaves_is_encoded_by_a_worker(calls: ShortCalls) -> None:
+    """And the next text takes the ordinary way again."""
+    engine = calls.opened()
+    engine.needs_cpu = lambda document: "hard" if b"!" in document else None
+    assert isinstance(calls.one(b"!" + text_of()), ShortCall)
+    calls.right(b"!" + text_of(), "cpu")
+    assert not isinstance(calls.one(), ShortCall)
+    calls.right()
+    assert isinstance(calls.one(), ShortCall)
+    calls.right()
+    snapshot = calls.rig.gpus.routes[0].snapshot()
+    assert snapshot.needs_cpu == {"hard": 1}
+    assert sum(row.n_documents for row in snapshot.replays.values()) == 4
+    work = calls.rig.dispatcher.snapshot().work
+    assert (work[WorkKey("", "gpu")].n_documents, work[WorkKey("", "cpu")].n_documents) == (3, 1)
+
+
+def test_a_lost_engine_costs_no_answer(calls: ShortCalls) -> None:
+    """Under way when it is lost, or lost by the launch: the CPU route answers, once; nothing is taken after that."""
+    engine = calls.opened()
+    engine.is_hung = True
+    lost = [calls.one(text_of(seed=seed)) for seed in (2, 3)]
+    assert all(isinstance(call, ShortCall) for call in lost)
+    engine.lose()
+    calls.turn()
+    found = [calls.result() for _ in range(2)]
+    assert {bytes(result.ids[0]) for result in found} == {
+        np.frombuffer(text_of(seed=seed), np.uint8).astype("<u4").tobytes() for seed in (2, 3)
+    }
+    assert {result.route for result in found} == {"cpu"}
+    assert calls.rig.gpus.routes[0].snapshot().fallbacks == {"engine lost": 2}
+    engine = calls.opened()
+    text = calls.reserved(text_of())
+    engine.lose_after(0)
+    assert isinstance(calls.start(text), ShortCall)
+    calls.right(route="cpu")
+    assert not isinstance(calls.start(text), ShortCall)
+    calls.right(route="cpu")
+    assert calls.told.empty()
+
+
+def test_a_text_of_a_lost_engine_takes_the_ordinary_way(calls: ShortCalls) -> None:
+    """It is copied to the next engine."""
+    engine = calls.opened()
+    text = calls.reserved(text_of(seed=5))
+    engine.lose()
+    calls.turn()
+    calls.opened()
+    assert not isinstance(calls.start(text), ShortCall)
+    calls.right(text_of(seed=5))
+
+
+def test_cancelled_calls_are_told_so(calls: ShortCalls) -> None:
+    """When there is no result before the engine is lost."""
+    engine = calls.opened()
+    engine.is_hung = True
+    calls.one().cancel()
+    engine.lose()
+    calls.turn()
+    assert isinstance(calls.error(), Cancelled)
+    assert calls.told.empty()
+
+
+def test_results_that_are_there_are_told(calls: ShortCalls) -> None:
+    """To whoever cancelled, too."""
+    engine = calls.opened()
+    engine.is_hung = True
+    call = calls.one()
+    call.cancel()
+    engine.is_hung = False
+    calls.right()
+
+
+def test_a_callback_that_fails(calls: ShortCalls, caplog: pytest.LogCaptureFixture) -> None:
+    """Is logged, without what it was about; others are answered."""
+    calls.opened()
+
+    def fail(result: EncodedGroup | None, error: SidetokError | None) -> None:
+        raise RuntimeError("a secret")
+
+    with caplog.at_level(logging.ERROR):
+        text = calls.reserved(text_of())
+        dispatcher, tokenizer = calls.rig.dispatcher, calls.rig.tokenizer
+        call = dispatcher.encode_group(tokenizer, [text], fail, EncodeOptions(add_special_tokens=False))
+        assert isinstance(call, ShortCall)
+        calls.turn()
+        assert len(caplog.records) == 1
+    assert "secret" not in caplog.text
+    calls.one()
+    calls.right()
+
+
+def test_nothing_of_a_caller_is_kept(calls: ShortCalls) -> None:
+    """What was found out outlives the call that it was found out by, but not its callback, its text or its results."""
+
+    class Caller:
+        def __init__(self) -> None:
+            self.is_told = False
+
+        def on_done(self, result: EncodedGroup | None, error: SidetokError | None) -> None:
+            self.is_told = True
+
+    calls.rig.gpus.start(threaded=False)
+    for expected in (False, True):
+        caller, text = Caller(), calls.reserved(text_of())
+        call = calls.rig.dispatcher.encode_group(calls.rig.tokenizer, [text], caller.on_done, PLAIN)
+        assert isinstance(call, ShortCall) == expected
+        calls.turn()
+        assert caller.is_told
+        gone = weakref.ref(caller)
+        del call, text, caller
+        gc.collect()
+        assert gone() is None
+
+
+def test_a_model_that_is_gone(calls: ShortCalls) -> None:
+    """Nothing is taken for it any more; what is under way is answered."""
+    engine = calls.opened()
+    engine.is_hung = True
+    calls.one()
+    text = calls.reserved(text_of())
+    calls.rig.gpus.routes[0].forget(calls.rig.tokenizer.spec.digest)
+    assert not isinstance(calls.start(text), ShortCall)
+    engine.is_hung = False
+    for _ in range(2):
+        calls.right()
+
+
+def test_closing_answers_what_is_under_way(calls: ShortCalls) -> None:
+    """By the CPU route."""
+    calls.opened().is_hung = True
+    calls.one()
+    calls.rig.gpus.routes[0].close()
+    calls.right(route="cpu")
+
+
+def test_many_threads(calls: ShortCalls) -> None:
+    """Long and short texts of many threads, while the engine leaves some of them: each is answered once, exactly."""
+    calls.rig.gpus.start(needs_cpu=lambda document: "hard" if document.endswith(b"q") else None)
+    told: dict[int, list[bytes]] = {}
+    texts = {number: text_of(LONG if number % 3 else 100, number) for number in range(48)}
+
+    def submit(numbers: range) -> None:
+        for number in numbers:
+
+            def on_done(result: EncodedGroup | None, error: Any, number: int = number) -> None:
+                assert result is not None, error
+                told.setdefault(number, []).append(bytes(result.ids[0]))
+
+            text: Any = calls.rig.dispatcher.reserve(calls.rig.tokenizer, len(texts[number]))
+            text.data[:] = texts[number]
+            calls.rig.dispatcher.encode_group(calls.rig.tokenizer, [text], on_done, PLAIN)
+            if random.Random(number).random() < 0.5:
+                until(partial(told.__contains__, number))
+
+    threads = [threading.Thread(target=submit, args=(range(first, 48, 6),)) for first in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    until(lambda: len(told) == len(texts))
+    expected = {number: [np.frombuffer(text, np.uint8).astype("<u4").tobytes()] for number, text in texts.items()}
+    assert told == expected
+    work = calls.rig.dispatcher.snapshot().work
+    assert sum(row.n_documents for row in work.values()) == len(texts)
+
+
+# --- A route in simulated time ----------------------------------------------------------------------------------------
+
+
+class Found:
+    """See `Ordinary`, with groups of the rig."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig, self.counted, self.n_cancelled = rig, 0, 0
+
+    def again(self, text: ReservedText, on_done: Any) -> Any:
+        """A group."""
+        return self.rig.group(text.data), self
+
+    def count(self, n_documents: int, n_bytes: int, n_tokens: int) -> None:
+        """Count."""
+        self.counted += n_documents
+
+    def cancel(self) -> None:
+        """Note it."""
+        self.n_cancelled += 1
+
+
+def opened(route: GpuRoute, found: Found, kind: str = "") -> ShortWay:
+    """The way of the rig's model."""
+    text = route.reserve(MODEL, LONG)
+    assert text is not None
+    assert text.lease is not None
+    text.lease.way.open(Finding(("this",), kind, 2 * LONG, found))
+    return text.lease.way
+
+
+def take(rig: Rig, way: ShortWay, text: bytes = text_of()) -> list[EncodedGroup] | None:
+    """Where the results will be; None if the text is not taken."""
+    reserved, results = rig.route.reserve(MODEL, len(text)), list[Any]()
+    assert reserved is not None
+    assert reserved.lease is not None
+    reserved.data[:] = text
+    call = way.take(reserved, reserved.lease, lambda result, error: results.append(result), ("this",))
+    return None if call is None else results
+
+
+def test_it_closes_after_a_while() -> None:
+    """Then costs are observed and the route is chosen again."""
+    rig = Rig(n_each=6)
+    way, end_ns = opened(rig.route, Found(rig)), rig.simulation.now_ns + OPEN_NS
+    rig.run(end_ns - 1)
+    assert take(rig, way) is not None
+    rig.run(end_ns)
+    assert take(rig, way) is None
+    assert len(rig.engine.launches) == 1
+
+
+def test_only_texts_of_its_kind() -> None:
+    """Where the choice rested on the content."""
+    rig = Rig(n_each=6)
+    way = opened(rig.route, Found(rig), "ascii")
+    assert take(rig, way, "é".encode() * LONG) is None
+    assert take(rig, way) is not None
+
+
+def test_nothing_is_launched_beside_others() -> None:
+    """While another replay of the route is under way, or as many texts as there may be."""
+    rig = Rig(n_each=8)
+    way = opened(rig.route, Found(rig))
+    rig.submit(b"short")
+    assert rig.engine.n_running == 1
+    assert take(rig, way) is None
+    rig.run()
+    results = [take(rig, way) for _ in range(MAX_FLIGHTS + 1)]
+    assert [result is not None for result in results] == [True] * MAX_FLIGHTS + [False]
+    rig.submit(b"short")
+    rig.run()
+    assert [[bytes(group.ids[0])[::4] for group in result] for result in results if result is not None] == [
+        [text_of()]
+    ] * MAX_FLIGHTS
+    assert len(rig.done) == 2
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_cancelling_reaches_the_ordinary_way(is_early: bool) -> None:
+    """Whether it went there before or goes there later."""
+    rig = Rig(n_each=6)
+    found = Found(rig)
+    way = opened(rig.route, found)
+    text = rig.route.reserve(MODEL, LONG)
+    assert text is not None
+    assert text.lease is not None
+    call = way.take(text, text.lease, lambda result, error: None, ("this",))
+    assert call is not None
+    if is_early:
+        call.cancel()
+    rig.engine.lose()
+    rig.run()
+    assert [reason for _group, reason in rig.fallen] == ["engine lost"]
+    if not is_early:
+        call.cancel()
+    assert found.n_cancelled == 1
+
+
+def test_a_hung_replay_is_noticed() -> None:
+    """The route gives the engine up after its time, as with any replay."""
+    rig = Rig(n_each=6)
+    found = Found(rig)
+    way = opened(rig.route, found)
+    rig.engine.is_hung = True
+    assert take(rig, way) is not None
+    for _ in range(40):
+        rig.run(rig.simulation.now_ns + 100_000_000)
+        rig.route.turn(0.0)
+    assert [(group.n_bytes, reason) for group, reason in rig.fallen] == [(LONG, "engine silent")]
+    assert take(rig, way) is None if rig.route.ready else True
+
+
+# --- Driven, on an engine of this process -----------------------------------------------------------------------------
+
+
+def encode(local: Local, tokenizer: Tokenizer, text: bytes) -> tuple[bytes, str, bool]:
+    """Ids of a reserved text, the route, and whether it took the short way."""
+    results: list[EncodedGroup] = []
+    reserved = local.dispatcher.reserve(tokenizer, len(text))
+    reserved.data[:] = text
+    call = local.dispatcher.encode_group(tokenizer, [reserved], lambda result, error: results.append(result), PLAIN)  # type: ignore[arg-type]
+    local.until(lambda: bool(results))
+    return bytes(results[0].ids[0]), results[0].route, isinstance(call, ShortCall)
+
+
+@pytest.mark.parametrize("synthetic", ["byte_bpe"], indirect=True)
+@pytest.mark.parametrize("driven", [True, False])
+def test_short_on_an_engine_of_this_process(
+    make: Callable[..., Local],
+    synthetic: Tokenizer,
+    driven: bool,
+    always: None,
+) -> None:
+    """Exact; driven, with a wait of its own. Another thread of the route may be busy when the next text comes."""
+    local = make(driven, replay_s=0.0002)
+    local.until(lambda: local.serves)
+    shorts = []
+    for seed in range(12):
+        text = text_of(LONG - 50 * seed, seed)
+        ids, route, is_short = encode(local, synthetic, text)
+        assert (ids, route) == (synthetic.encode([text.decode()], PLAIN)[0].ids, "gpu")
+        shorts.append(is_short)
+    assert shorts == [False, *[True] * 11] if driven else any(shorts)
+    assert local.dispatcher.snapshot().work[WorkKey("", "gpu")].n_documents == 12
+
+
+@pytest.mark.parametrize("synthetic", ["byte_bpe"], indirect=True)
+def test_a_text_that_the_device_leaves(make: Callable[..., Local], synthetic: Tokenizer) -> None:
+    """Seen by the lean wait, answered by the CPU route."""
+    local = make(replay_s=0.0002)
+    local.until(lambda: local.serves)
+    for _ in range(3):
+        encode(local, synthetic, text_of())
+    errors: list[Any] = []
+    reserved = local.dispatcher.reserve(synthetic, LONG)
+    reserved.data[:] = b"\xff" + text_of(LONG - 1)
+    local.dispatcher.encode_group(synthetic, [reserved], lambda result, error: errors.append(error), PLAIN)
+    local.until(lambda: bool(errors))
+    assert "not UTF-8" in str(errors[0])
+    assert encode(local, synthetic, text_of(seed=9))[1] == "gpu"
+
+
+@pytest.mark.parametrize("synthetic", ["byte_bpe"], indirect=True)
+def test_short_ends_with_its_device(make: Callable[..., Local], synthetic: Tokenizer, tmp_path: Path) -> None:
+    """It fails at a launch: that text, and all that come later, take the CPU route."""
+    local = make(replay_s=0.0002, fail_after=5)
+    local.until(lambda: local.serves)
+    expected = synthetic.encode([text_of().decode()], PLAIN)[0].ids
+    routes = []
+    for _ in range(10):
+        ids, route, _is_short = encode(local, synthetic, text_of())
+        assert ids == expected
+        routes.append(route)
+    assert routes[0] == "gpu"
+    assert routes[-1] == "cpu"
+    assert routes == sorted(routes, reverse=True)
