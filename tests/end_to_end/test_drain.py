@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -113,7 +114,10 @@ class Clients:
         return answer.headers.get("connection") != "close" and not self._stopped
 
 
-@pytest.mark.parametrize(("number", "frontends"), [(signal.SIGTERM, 1), (signal.SIGINT, 1), (signal.SIGTERM, 2)])
+@pytest.mark.parametrize(
+    ("number", "frontends"),
+    [(signal.SIGTERM, 1), (signal.SIGINT, 1), (signal.SIGHUP, 1), (signal.SIGTERM, 2), (signal.SIGHUP, 2)],
+)
 def test_nothing_is_lost(
     folder: Path, home: Path, model: str, reference: Reference, number: int, frontends: int
 ) -> None:
@@ -122,7 +126,10 @@ def test_nothing_is_lost(
         clients = Clients(service, reference)
         eventually(lambda: clients.n_answers > 300)
         n_before = clients.n_answers
-        service.signal(number)
+        if number == signal.SIGHUP:
+            _hang_up(service)
+        else:
+            service.signal(number)
         assert service.wait_exit() == 0
         clients.join()
         assert clients.lost == []
@@ -130,6 +137,14 @@ def test_nothing_is_lost(
         assert clients.n_answers > n_before
         assert service.logged("stopped")
         assert not service.uds.exists()
+
+
+def _hang_up(service: ServiceProcess) -> None:
+    """What a terminal that closes sends to all that runs in it, and the shell once more to what it started."""
+    pid = service.process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    for each in [*map(int, children), pid, pid]:
+        os.kill(each, signal.SIGHUP)
 
 
 def test_work_in_flight_is_finished(folder: Path, home: Path, model: str, reference: Reference) -> None:
