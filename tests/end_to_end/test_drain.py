@@ -19,7 +19,6 @@ from tests.end_to_end.harness import (
     ServiceProcess,
     Wire,
     encode,
-    eventually,
     held_program,
     request,
     serving,
@@ -124,7 +123,7 @@ def test_nothing_is_lost(
     """Under load from kept and new connections a signal loses no request that was sent completely; exit code 0."""
     with serving(folder, model, f"--frontends={frontends}", cache_dir=home / "cache") as service:
         clients = Clients(service, reference)
-        eventually(lambda: clients.n_answers > 300)
+        service.eventually(lambda: clients.n_answers > 300)
         n_before = clients.n_answers
         if number == signal.SIGHUP:
             _hang_up(service)
@@ -156,17 +155,17 @@ def test_work_in_flight_is_finished(folder: Path, home: Path, model: str, refere
         slow.sock.sendall(encode(documents))
         data = encode("still arriving")
         arriving.sock.sendall(data[:-5])
-        eventually(lambda: service.in_flight == 2)
+        service.eventually(lambda: service.in_flight == 2)
         assert probe.ask(GET_READY).status == 200
         service.signal()
-        eventually(lambda: service.logged("draining"))
+        service.eventually(lambda: service.logged("draining"))
         ready = probe.ask(GET_READY)
         assert (ready.status, ready.json["status"]) == (503, "draining")
         late = Wire(service.connect())
         answer = late.ask(encode("late"))
         assert (answer.status, answer.headers["connection"]) == (200, "close")
         assert late.closed()
-        eventually(lambda: _refused(service))
+        service.eventually(lambda: _refused(service))
         arriving.sock.sendall(data[-5:])
         assert arriving.read().json["ids"] == reference.encode("still arriving").ids
         (folder / "go").touch()
@@ -191,7 +190,7 @@ def test_the_timeout_of_a_drain(folder: Path, home: Path, model: str) -> None:
         wire.sock.sendall(encode(SLOW_TEXT * 10))
         stalled = Wire(service.connect())
         stalled.sock.sendall(encode("x" * 1000)[:-10])
-        eventually(lambda: service.in_flight == 2)
+        service.eventually(lambda: service.in_flight == 2)
         service.signal()
         assert service.wait_exit() == 0
         for each in (wire, stalled):
@@ -205,7 +204,7 @@ def test_a_second_signal_ends_at_once(folder: Path, home: Path, model: str) -> N
     with serving(folder, model, *SLOW, "--drain-timeout=600", cache_dir=home / "cache") as service:
         wire = Wire(service.connect())
         wire.sock.sendall(encode(SLOW_TEXT * 10))
-        eventually(lambda: service.in_flight == 1)
+        service.eventually(lambda: service.in_flight == 1)
         service.signal()
         service.wait_logged("draining")
         service.signal()

@@ -24,7 +24,7 @@ from tests.end_to_end.gpu_harness import (
     total,
     wait_served,
 )
-from tests.end_to_end.harness import LIMIT_S, ServiceProcess, Wire, encode, eventually, request, serving
+from tests.end_to_end.harness import LIMIT_S, ServiceProcess, Wire, encode, request, serving
 
 ENOUGH_CPU_S = 1.5
 """CPU time of a load: that of a process is told in steps of 0.01 s."""
@@ -205,7 +205,7 @@ def test_cpu_time_adds_up_on_the_gpu_route(gpu_service: ServiceProcess, referenc
     # From rest to rest: clocks are read one after the other, and what is done meanwhile would count on one side only.
     before = cpu_s(gpu_service)
     load = Load(gpu_service, reference, route="gpu")
-    eventually(lambda: cpu_s(gpu_service)[1] - before[1] >= ENOUGH_CPU_S)
+    gpu_service.eventually(lambda: cpu_s(gpu_service)[1] - before[1] >= ENOUGH_CPU_S)
     load.stop()
     assert load.wrong == []
     after = cpu_s(gpu_service)
