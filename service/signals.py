@@ -34,5 +34,3 @@ def ending(end: Callable[[bool], None]) -> Iterator[None]:
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
-        # The rest of the end is not cut short by it.
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)

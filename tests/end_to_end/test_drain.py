@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -113,10 +113,19 @@ class Clients:
         return answer.headers.get("connection") != "close" and not self._stopped
 
 
+@pytest.fixture
+def _no_nohup() -> Iterator[None]:
+    """Where the tests run with SIGHUP ignored, the service does not inherit that."""
+    before = signal.signal(signal.SIGHUP, lambda number, frame: None)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize(
     ("number", "frontends"),
     [(signal.SIGTERM, 1), (signal.SIGINT, 1), (signal.SIGHUP, 1), (signal.SIGTERM, 2), (signal.SIGHUP, 2)],
 )
+@pytest.mark.usefixtures("_no_nohup")
 def test_nothing_is_lost(
     folder: Path, home: Path, model: str, reference: Reference, number: int, frontends: int
 ) -> None:
