@@ -34,6 +34,7 @@ from dispatcher.policy import (
     choose_route,
     cpu_completion_ns,
     gpu_choice,
+    is_often_left,
     is_short,
     n_beyond_few,
 )
@@ -53,9 +54,9 @@ DEADLINE_TIMES = 20
 """A deadline is near when less than so many times the predicted time is left."""
 CLEAR_TIMES = 2.5
 """A choice of a GPU is clear when the CPU route takes so many times as long: then it holds for `CLEAR_DECISIONS` and
-`CLEAR_NS`, for as many documents or more, as long as `CLEAR_BYTES` more wait there at most."""
-CLEAR_DECISIONS = 8
-CLEAR_NS = 1_000_000
+`CLEAR_NS`, for as many bytes as make it clear or more, as long as `CLEAR_BYTES` more wait there at most."""
+CLEAR_DECISIONS = 32
+CLEAR_NS = 10_000_000
 LONG_CLEAR_NS = 20_000_000
 """In place of `CLEAR_NS` for documents of more than `LONG_BYTES`: they come seldom, so each would be predicted, which
 takes longer than usual because nothing that it needs is in a cache."""
@@ -71,6 +72,7 @@ MAX_HABITS = 4096
 _EXPLORE_CPU = Choice(CPU, EXPLORE)
 _SAME = gpu_choice(0, FASTER)
 _ONLY = gpu_choice(0, POLICY)
+_TOGETHER = gpu_choice(0, TOGETHER)
 
 
 @dataclass(slots=True)
@@ -83,18 +85,24 @@ class _Habit:
     n_clear: int = 0
     """So many more decisions are the same, while all that follows holds."""
     until_ns: int = 0
-    n_documents: int = 0
-    max_bytes: int = 0
     max_waiting: int = 0
+    min_bytes: int = 0
+    """On a GPU, ..."""
+    max_bytes: int = 0
+    max_documents: int = 0
+    """... and on the CPU."""
 
     def goes_on(self, route: str, n_bytes: int, n_documents: int, n_waiting: int, now_ns: int) -> bool:
-        """Take one more of the same decisions: for as many documents or more on a GPU, for as few on the CPU."""
+        """Take one more of the same decisions: for as much or more on a GPU, for as little on the CPU."""
         if (
             not self.n_clear
             or self.last != route
             or now_ns > self.until_ns
-            or (n_documents < self.n_documents if route is GPU else n_documents > self.n_documents)
-            or n_bytes > self.max_bytes
+            or (
+                n_bytes < self.min_bytes
+                if route is GPU
+                else n_documents > self.max_documents or n_bytes > self.max_bytes
+            )
             or n_waiting > self.max_waiting
             or not (self.n_since + 1) % EXPLORE_EVERY
         ):
@@ -102,6 +110,11 @@ class _Habit:
         self.n_clear -= 1
         self.n_since += 1
         return True
+
+    def doubt(self, n_bytes: int) -> None:
+        """End what holds, if it is about so many bytes."""
+        if self.last != GPU or n_bytes >= self.min_bytes:
+            self.n_clear = 0
 
     def predicted(
         self,
@@ -121,11 +134,13 @@ class _Habit:
             load = gpus[0]
             self.until_ns = now_ns + lasts_ns
             self.max_waiting = load.waiting_bytes + load.alone_waiting_bytes + CLEAR_BYTES
+            # What the CPU route takes grows with the bytes, and a replay hardly does.
+            self.min_bytes = int(n_bytes * CLEAR_TIMES / times)
         elif times >= STAYS_TIMES and choice.gpu < 0 and cpu.is_first:
             self.until_ns, self.max_waiting = now_ns + STAYS_NS, cpu.n_workers
+            self.max_documents, self.max_bytes = n_documents, 2 * n_bytes
         else:
             return
-        self.n_documents, self.max_bytes = n_documents, 2 * n_bytes
         self.n_clear = CLEAR_DECISIONS
 
 
@@ -139,6 +154,8 @@ class RouteChooser:
         self._habits: dict[tuple[str, str, int], _Habit] = {}
         self._counts = {(route, reason): Tally() for route in (CPU, GPU) for reason in REASONS}
         self._count_asked = self._counts[GPU, POLICY].add
+        self._count_together = self._counts[GPU, TOGETHER].add
+        self._count_faster = self._counts[GPU, FASTER].add
 
     def choose(
         self,
@@ -170,7 +187,7 @@ class RouteChooser:
         choice, times = choose_route(
             n_bytes, n_documents, cpu, cpu_cost, gpus, gpu_cost, now_ns, policy, habit.last, way
         )
-        habit.n_clear = 0
+        habit.doubt(n_bytes)
         if choice.reason is FASTER or choice.reason is LESS_CPU:
             if is_short(n_bytes, n_documents):
                 self.ways.spell.predicted(choice.route, times)
@@ -202,16 +219,24 @@ class RouteChooser:
     def again(
         self, model: str, kind: str, n_bytes: int, n_documents: int, gpus: Sequence[GpuLoad], now_ns: int
     ) -> Choice | None:
-        """The choice of a moment ago, if it was clear and nothing has changed that could change it."""
-        habit = self._habits.get((model, kind, size_class(n_bytes // n_documents)))
+        """A GPU that needs no prediction, since all short work goes there, or as a moment ago.
+
+        That choice was clear, and nothing has changed that could change it.
+        """
         load = gpus[0]
-        if habit is None or not habit.n_clear or not load.ready:
+        if not load.ready:
+            return None
+        short = is_short(n_bytes, n_documents)
+        if short and self.ways.spell.way != PREDICTED:
+            return self._together_on_gpu(model, kind, n_bytes, n_documents, gpus, now_ns)
+        habit = self._habits.get((model, kind, size_class(n_bytes // n_documents)))
+        if habit is None or not habit.n_clear:
             return None
         if not habit.goes_on(GPU, n_bytes, n_documents, load.waiting_bytes + load.alone_waiting_bytes, now_ns):
             return None
-        if not self._is_predicted(n_bytes, n_documents, now_ns):
+        if short and self.ways.now(now_ns, n_documents) != PREDICTED:
             return None
-        self._counts[GPU, FASTER].add()
+        self._count_faster()
         return _SAME
 
     def holds(self, choice: Choice, model: str, kind: str, n_bytes: int, now_ns: int) -> Callable[[], object] | None:
@@ -243,6 +268,19 @@ class RouteChooser:
         if len(self._habits) >= MAX_HABITS:
             self._habits = {}
         return self._habits.setdefault((model, kind, of_size), _Habit())
+
+    def _together_on_gpu(
+        self, model: str, kind: str, n_bytes: int, n_documents: int, gpus: Sequence[GpuLoad], now_ns: int
+    ) -> Choice | None:
+        """The only GPU, if that is where all short work goes."""
+        if self.ways.spell.way != GPU or len(gpus) > 1:
+            return None
+        if is_often_left(n_bytes // n_documents, self.costs.of(GPU, model, kind)):
+            return None
+        if self.ways.now(now_ns, n_documents) != GPU:
+            return None
+        self._count_together()
+        return _TOGETHER
 
     def _is_predicted(self, n_bytes: int, n_documents: int, now_ns: int) -> bool:
         """Whether such work is predicted now."""

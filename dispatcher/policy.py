@@ -138,7 +138,7 @@ def choose_route(
     if way != PREDICTED and is_short(n_bytes, n_documents):
         if way == CPU:
             return _CPU_CHOICE[TOGETHER], 1.0
-        if gpu_cost.unanswered[(n_bytes // n_documents).bit_length() >> 1] < SELDOM_UNANSWERED:
+        if not is_often_left(n_bytes // n_documents, gpu_cost):
             return gpu_choice(gpu, TOGETHER), 1.0
     return _predict(n_bytes, n_documents, cpu, cpu_cost, gpus[gpu], gpu_cost, (gpu, gpu_ns), last)
 
@@ -146,6 +146,11 @@ def choose_route(
 def is_short(n_bytes: int, n_documents: int) -> bool:
     """Whether documents are short, which some ways send together."""
     return n_bytes <= SHORT_WORK_BYTES and n_bytes <= SHORT_BYTES * n_documents
+
+
+def is_often_left(each: int, cost: RouteCost) -> bool:
+    """Whether a GPU leaves documents of `each` bytes unanswered so often that no way sends them there."""
+    return cost.unanswered[each.bit_length() >> 1] >= SELDOM_UNANSWERED
 
 
 def _asked_for(

@@ -20,9 +20,11 @@ class Spell:
 
     __slots__ = (
         "answers",
+        "asked_ns",
         "began_cpu_ns",
         "began_ns",
         "from_ns",
+        "look_asked",
         "look_ns",
         "n_all",
         "n_all_before",
@@ -49,6 +51,10 @@ class Spell:
         self.way, self.began_ns, self.from_ns, self.until_ns = way, began_ns, from_ns, until_ns
         self.look_ns = until_ns
         """When it may be over."""
+        self.look_asked = 1 << 62
+        """It may be over, too, when so many documents were chosen for."""
+        self.asked_ns = began_ns
+        """The last time somebody asked."""
         self.began_cpu_ns = began_cpu_ns
         self.n_all = [0] if n_all is None else n_all
         self.seen_from_ns = self.n_all_before = 0

@@ -36,6 +36,8 @@ EncodeOne = Callable[[bytes], Sequence[tuple[int, int]] | int]
 """A document -> its (id, byte position) pairs, or the reason (a key of `layout.REASONS`) why it needs the CPU."""
 
 POISON = 0xDEADBEEF
+TOTAL_BYTES = 1 << 40
+"""Memory of a `HostGpu`."""
 
 
 class HostDevice:
@@ -74,10 +76,14 @@ class HostDevice:
         self._memory_bytes, self._token_starts = memory_bytes, token_starts
         self._contexts: weakref.WeakSet[HostContext] = weakref.WeakSet()
 
+    @property
+    def taken_bytes(self) -> int:
+        """What its contexts take."""
+        return sum(context.size.device_bytes(self._token_starts) for context in self._contexts)
+
     def context(self, size: SizeClass, pinned: memoryview | None = None) -> ExecutionContext:
         """See `Device.context`."""
-        taken = sum(context.size.device_bytes(self._token_starts) for context in self._contexts)
-        if taken + size.device_bytes(self._token_starts) > self._memory_bytes:
+        if self.taken_bytes + size.device_bytes(self._token_starts) > self._memory_bytes:
             raise OutOfDeviceMemory
         context = HostContext(self, size, self._token_starts, pinned)
         self._contexts.add(context)
@@ -90,13 +96,14 @@ class HostGpu:
     def __init__(self, device_of: Callable[[str, Tables], HostDevice]) -> None:
         self.name, self.n_gpus = "host", 1
         self._device_of = device_of
+        self._devices: weakref.WeakSet[HostDevice] = weakref.WeakSet()
 
     def attach(self) -> None:
         """See `Gpu.attach`."""
 
     def memory_bytes(self) -> tuple[int, int]:
         """See `Gpu.memory_bytes`."""
-        return 1 << 40, 1 << 40
+        return TOTAL_BYTES - sum(device.taken_bytes for device in self._devices), TOTAL_BYTES
 
     def register(self, memory: memoryview) -> None:
         """See `Gpu.register`."""
@@ -106,7 +113,9 @@ class HostGpu:
 
     def device(self, key: str, tables: Tables, options: GpuOptions) -> HostDevice:
         """See `Gpu.device`."""
-        return self._device_of(key, tables)
+        device = self._device_of(key, tables)
+        self._devices.add(device)
+        return device
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any
 from loadtest.errors import LoadTestError
 from loadtest.options import LoadOptions
 from loadtest.scenarios import SCENARIOS
+from service.program import program
 from service.settings import Parser, Setting, settings_of
 
 USAGE = """\
@@ -28,6 +29,7 @@ usage: sidetok-loadtest COMMAND [ARGUMENT ...]
 CANNOT_RUN, NOT_RIGHT = 2, 1
 
 
+@program
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Status 1: wrong answers or failed requests; 2: the command line or the target is at fault."""
     argv = sys.argv[1:] if argv is None else argv

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
@@ -51,6 +52,8 @@ class Effort:
 
 def serve(assignment: Assignment, pipe: Pipe) -> None:
     """Body of the process: say `ready`, get the start, send numbers of requests done, then the effort."""
+    # Ctrl-C is for the whole group of processes; this one has nothing to say about it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     options = assignment.options
     pool = open_pool(assignment.folder)
     plan = load_plan(assignment.folder / assignment.plan_name)

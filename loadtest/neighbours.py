@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,6 +55,8 @@ def busy(n: int, cpus: set[int]) -> Iterator[Neighbours]:
 
 
 def _work(compiles: bool, count: Synchronized[int], cpus: set[int]) -> None:
+    # Ctrl-C is for the whole group of processes; this one has nothing to say about it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.sched_setaffinity(0, cpus)
     source = standard_library(SOURCE_BYTES)
     # Whole statements only: the library's modules end with a blank line between them.

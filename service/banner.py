@@ -10,6 +10,7 @@ import numpy as np
 import orjson
 
 from dispatcher.request import EncodeOptions
+from service.program import discard
 from service.registry import Registry
 
 EXAMPLE_TEXT = "Hello, world!"
@@ -27,7 +28,12 @@ def show_banner(when: str, registry: Registry, addresses: Sequence[str]) -> None
     (encoded,) = model.ready_tokenizer.encode([EXAMPLE_TEXT], EncodeOptions())
     url = next((address for address in addresses if not address.startswith("unix:")), None)
     socket = next((address.removeprefix("unix:") for address in addresses if address.startswith("unix:")), None)
-    print(banner(url, socket, model.name, np.frombuffer(encoded.ids, "<u4").tolist()), flush=True)
+    lines = banner(url, socket, model.name, np.frombuffer(encoded.ids, "<u4").tolist())
+    try:
+        print(lines, flush=True)
+    except OSError:
+        # Nobody reads it; that is no reason not to serve.
+        discard(sys.stdout)
 
 
 def banner(url: str | None, socket: str | None, model: str, token_ids_example: Sequence[int]) -> str:

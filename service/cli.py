@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from service import __version__
+from service.program import program
 
 USAGE = """\
 usage: sidetok COMMAND [ARGUMENT ...]
@@ -20,6 +21,7 @@ usage: sidetok COMMAND [ARGUMENT ...]
 """
 
 
+@program
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the result is the exit status (2 for a command line that cannot be understood)."""
     argv = sys.argv[1:] if argv is None else argv
@@ -36,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def serve(argv: Sequence[str]) -> int:
-    """`sidetok serve`: run until SIGTERM or SIGINT."""
+    """`sidetok serve`: run until a signal ends it."""
     from service.settings import parse_serve
 
     options = parse_serve(argv)

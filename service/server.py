@@ -7,7 +7,6 @@ import contextlib
 import gc
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
@@ -27,6 +26,7 @@ from service.options import ServiceOptions
 from service.protocol import Protocol
 from service.registry import Registry
 from service.settings import passed_sockets
+from service.signals import ending
 from service.state import Service
 
 if TYPE_CHECKING:
@@ -106,24 +106,17 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """SIGTERM and SIGINT drain; a second one exits at once. The exit code of a drain is 0."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop)
-        try:
+        """The first signal drains; who insists does not wait for what is in flight. The exit code of a drain is 0."""
+        with ending(self._stop):
             yield
-        finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
 
     def make_protocol(self) -> asyncio.Protocol:
         """The protocol of a new connection."""
         protocol: Any = self.config.http_protocol_class
         return protocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)  # type: ignore[no-any-return]
 
-    def _stop(self) -> None:
-        if self.should_exit:
-            self.force_exit = True
+    def _stop(self, at_once: bool) -> None:
+        self.force_exit |= at_once
         self.should_exit = True
         self._service.drain()
 
@@ -135,7 +128,7 @@ def serve(
     engine_command: Sequence[str] = (),
     frontend: Frontend | None = None,
 ) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit code. `engine_command` replaces the program of GPU engines.
+    """Serve until a signal ends it; returns the exit code. `engine_command` replaces the program of GPU engines.
 
     `frontend`: the place of this process among several, whose options these are.
     """
@@ -210,8 +203,9 @@ def _leave_threads_behind() -> None:
     """
     if any(thread.daemon for thread in threading.enumerate()):
         logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
         os._exit(0)
 
 

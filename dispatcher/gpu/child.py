@@ -24,6 +24,7 @@ def end_with(parent: int) -> bool:
 
     Linux sends the signal when the thread ends that started the process. Signals of the terminal are for the parent.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     return os.getppid() == parent

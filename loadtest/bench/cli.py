@@ -17,6 +17,7 @@ from loadtest.errors import BadOption, LoadTestError
 from loadtest.result import read_result, write_result
 from loadtest.texts import read_texts
 from loadtest.tokenizer_file import name_of, read_tokenizer_file
+from service.program import program
 from service.settings import Parser
 
 T = TypeVar("T")
@@ -24,6 +25,7 @@ SIZES = "128,1024,8192,32768,131072,524288,1000000"
 BATCHES = "1,4,16,64,256"
 
 
+@program
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare, print the tables, write the result. Status 1: one of our own routes was not exact."""
     arguments = _parser().parse_args(sys.argv[1:] if argv is None else argv)

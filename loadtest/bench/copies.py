@@ -7,6 +7,7 @@ before any library has started threads in it: they would be missing in the copy.
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Callable
 from multiprocessing.connection import Connection as Pipe
 from typing import Protocol, TypeVar
@@ -50,6 +51,8 @@ def in_place(call: Callable[[], T]) -> T:
 
 
 def _answer(call: Callable[[], object], pipe: Pipe) -> None:
+    # Ctrl-C is for the whole group of processes; this one has nothing to say about it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         pipe.send((call(), None))
     except Exception as error:

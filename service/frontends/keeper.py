@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import random
-import signal
 import socket
 import sys
 import time
@@ -31,6 +30,7 @@ from service.frontends.rounds import Rounds
 from service.listeners import BACKLOG, GRACE_S, Listener, StartError, open_listeners
 from service.options import ServiceOptions
 from service.settings import passed_sockets
+from service.signals import ending
 
 log = logging.getLogger("sidetok.frontends")
 
@@ -45,7 +45,7 @@ LATE_S = 5.0
 def serve(
     options: ServiceOptions, work: DispatcherOptions, gpu: GpuRouteOptions, engine_command: Sequence[str] = ()
 ) -> int:
-    """Keep `options.frontends` processes that serve until SIGTERM or SIGINT; returns the exit code."""
+    """Keep `options.frontends` processes that serve until a signal ends them; returns the exit code."""
     logs.configure(options.log_level, options.log_format)
     try:
         listeners = open_listeners(options, passed_sockets())
@@ -104,12 +104,10 @@ class Keeper:
 
     async def run(self) -> int:
         """Serve until a signal comes, then until everything ended; the exit status."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
-        self._spawn(self._watch())
-        log.info("listening", extra={"addresses": self._addresses, "frontends": self._setup.n_frontends})
-        await asyncio.gather(*(self._keep(number) for number in range(1, self._setup.n_frontends + 1)))
+        with ending(lambda _: self.stop()):
+            self._spawn(self._watch())
+            log.info("listening", extra={"addresses": self._addresses, "frontends": self._setup.n_frontends})
+            await asyncio.gather(*(self._keep(number) for number in range(1, self._setup.n_frontends + 1)))
         if not self._status:
             log.info("stopped")
         return self._status

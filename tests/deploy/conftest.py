@@ -22,7 +22,7 @@ from tests.deploy.promql import TARGET_LABELS, Metrics
 from tests.end_to_end.conftest import folder as folder
 from tests.end_to_end.conftest import home as home
 from tests.end_to_end.gpu_harness import FLAGS, gpu_program, wait_served
-from tests.end_to_end.harness import ROOT, Wire, encode, eventually, serving
+from tests.end_to_end.harness import ROOT, Wire, encode, serving
 from tests.fakes import FakeTokenizer
 from tests.service_fakes import FakeRegistry, running
 from tests.synthetic import SYNTHETIC
@@ -75,8 +75,8 @@ def exposition() -> Iterator[str]:
             wire = Wire(process.connect())
             assert wire.ask(encode("Hello, world!", route="cpu")).status == 200
             # The engine of this frontend may be later than another's.
-            eventually(lambda: wire.ask(encode("Hello, world!", route="gpu")).status == 200)
-            eventually(lambda: set(SOME) <= process.metrics().keys())
+            process.eventually(lambda: wire.ask(encode("Hello, world!", route="gpu")).status == 200)
+            process.eventually(lambda: set(SOME) <= process.metrics().keys())
             answers: list[httpx.Response] = []
             with process.client() as client:
 
@@ -84,7 +84,7 @@ def exposition() -> Iterator[str]:
                     answers.append(client.get("/metrics"))
                     return answers[-1].status_code == 200
 
-                eventually(answered)
+                process.eventually(answered)
             yield answers[-1].text
 
 

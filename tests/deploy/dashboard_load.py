@@ -72,7 +72,7 @@ def busy_service(folder: Path, still: threading.Event) -> Iterator[ServiceProces
         (folder / f"{name}.json").write_bytes(tokenizer_json(family))
         models.append(f"--model={name}={folder / f'{name}.json'}")
     with serving(folder, *models, *LIMITS, *FLAGS, program=gpu_program(folder)) as service:
-        eventually(lambda: gpu_serves(service))
+        service.eventually(lambda: gpu_serves(service))
         clients = [threading.Thread(target=ask, args=(service, work, still)) for work in works()]
         for client in clients:
             client.start()

@@ -24,7 +24,7 @@ from gpu_core.tables import BRIDGE_FAMILY, FAMILIES
 from service.settings import parse_serve
 from tests.deploy.conftest import DEPLOY, HANG_S, image_environ, instructions, run, tool
 from tests.deploy.test_kubernetes import container, pod
-from tests.end_to_end.harness import ROOT, ServiceProcess, Wire, encode, eventually
+from tests.end_to_end.harness import ROOT, ServiceProcess, Wire, encode
 from tests.gpu_core.test_nvrtc import ARCHITECTURES as COMPILED
 
 FOLDER = DEPLOY / "docker"
@@ -219,7 +219,7 @@ def test_the_steps_make_a_service_that_runs(installed: Path, started: ServicePro
     started.wait_ready()
     assert Wire(started.connect(uds=True)).ask(encode("Hello")).status == 200
     # It is tried again where it is used, too: two seconds may be too few for an answer.
-    eventually(lambda: healthcheck(installed, SIDETOK_PORT=str(started.port)) == 0)
-    eventually(lambda: healthcheck(installed, SIDETOK_HOST="", SIDETOK_UDS=str(started.uds)) == 0)
+    started.eventually(lambda: healthcheck(installed, SIDETOK_PORT=str(started.port)) == 0)
+    started.eventually(lambda: healthcheck(installed, SIDETOK_HOST="", SIDETOK_UDS=str(started.uds)) == 0)
     assert healthcheck(installed, SIDETOK_HOST="", SIDETOK_UDS=str(started.uds) + "none") == 1
     assert not {"pip", "setuptools"} & {path.name for path in installed.glob("lib/python3*/site-packages/*")}

@@ -20,7 +20,7 @@ import pytest
 from service.server import LAST_S
 from service.settings import parse_serve
 from tests.deploy.conftest import DEPLOY, run, tool
-from tests.end_to_end.harness import LIMIT_S, MAIN, Closed, ServiceProcess, Wire, encode, eventually
+from tests.end_to_end.harness import LIMIT_S, MAIN, Closed, ServiceProcess, Wire, encode
 
 FOLDER = DEPLOY / "systemd"
 HAND_OVER = """
@@ -154,7 +154,7 @@ def test_an_upgrade_refuses_nobody(sockets: Sockets, folder: Path, home: Path, f
     assert first.port == sockets.tcp.getsockname()[1]
     for client in clients:
         client.start()
-    eventually(lambda: all(statuses.values()))
+    first.eventually(lambda: all(statuses.values()))
     first.signal()
     assert first.wait_exit() == 0
     waiting = sockets.connect(uds=True)
@@ -162,7 +162,7 @@ def test_an_upgrade_refuses_nobody(sockets: Sockets, folder: Path, home: Path, f
     assert waiting.ask(encode("Hello")).status == 200
     n_before = {uds: len(found) for uds, found in statuses.items()}
     # One of each was perhaps sent before.
-    eventually(lambda: all(len(found) > n_before[uds] + 1 for uds, found in statuses.items()))
+    second.eventually(lambda: all(len(found) > n_before[uds] + 1 for uds, found in statuses.items()))
     enough.set()
     for client in clients:
         client.join(LIMIT_S)

@@ -18,7 +18,20 @@ from dispatcher.chooser import (
     RouteChooser,
 )
 from dispatcher.costs import ASCII, CostKey, Costs, Line, StartValues
-from dispatcher.policy import CPU, EXPLORE, FASTER, GPU, POLICY, CpuLoad, GpuLoad
+from dispatcher.policy import (
+    ADAPTIVE,
+    CPU,
+    EXPLORE,
+    FASTER,
+    GPU,
+    POLICY,
+    SHORT_BYTES,
+    TOGETHER,
+    CpuLoad,
+    GpuLoad,
+)
+from dispatcher.spell import Spell
+from dispatcher.ways import Ways
 from tests.dispatcher.route_rig import MODEL, US
 from tests.dispatcher.two_routes import KIND, TwoRoutes, World
 
@@ -269,6 +282,77 @@ def test_a_clear_choice_of_long_documents_lasts() -> None:
         assert [again(n_bytes, idle, lasts_ns) for _ in range(CLEAR_DECISIONS + 1)] == [True] * CLEAR_DECISIONS + [
             False
         ]
+
+
+def always(way: str) -> Ways:
+    """Short work goes one way."""
+    ways = Ways()
+    ways.spell = Spell(way, 0, 0, 1 << 62)
+    return ways
+
+
+def test_what_goes_to_the_only_gpu_together_is_not_predicted() -> None:
+    """Unless it is long, no GPU is ready, there are two, or the GPU does not answer such documents. It is counted."""
+    costs = Costs()
+    chooser, gpu = RouteChooser(costs, ways=always(GPU)), GpuLoad(ready=True)
+    choice = chooser.again(MODEL, KIND, 1_000, 1, [gpu], 1)
+    assert choice is not None
+    assert (choice.route, choice.reason, choice.gpu) == (GPU, TOGETHER, 0)
+    assert chooser.snapshot()[GPU, TOGETHER] == 1
+    assert chooser.ways.spell.n_asked == 1
+    assert chooser.again(MODEL, KIND, SHORT_BYTES + 1, 1, [gpu], 1) is None
+    assert chooser.again(MODEL, KIND, 1_000, 1, [GpuLoad()], 1) is None
+    assert chooser.again(MODEL, KIND, 1_000, 1, [gpu, gpu], 1) is None
+    assert RouteChooser(costs, ways=always(CPU)).again(MODEL, KIND, 1_000, 1, [gpu], 1) is None
+    for number in range(40):
+        costs.observe_gpu_route(MODEL, KIND, 1_000, 1, 80_000, 1_000, number, n_unanswered=1)
+    assert chooser.again(MODEL, KIND, 1_000, 1, [gpu], 1) is None
+
+
+def test_a_clear_choice_holds_for_as_many_bytes_as_make_it_clear() -> None:
+    """Also when one of fewer bytes was predicted meanwhile, which was not clear."""
+    by_byte, fast = Line(0.0, 100.0), Line(40_000.0, 0.0)
+    chooser = RouteChooser(
+        Costs(
+            {
+                CostKey(CPU, MODEL, KIND): StartValues(by_byte, by_byte),
+                CostKey(GPU, MODEL, KIND): StartValues(fast, fast),
+            }
+        )
+    )
+    gpu, idle = [GpuLoad(ready=True)], CpuLoad(4, 4)
+
+    def again(n_bytes: int) -> bool:
+        return chooser.again(MODEL, KIND, n_bytes, 1, gpu, 1) is not None
+
+    assert chooser.choose(MODEL, KIND, 1_600, 1, idle, gpu, 0).route == GPU
+    assert again(1_600)
+    assert again(2_000)
+    assert again(1_050)
+    assert not again(950)
+    assert chooser.choose(MODEL, KIND, 950, 1, idle, gpu, 0).route == GPU
+    assert again(1_050)
+
+
+def test_few_try_a_route_that_is_slow_by_far() -> None:
+    """Neither after a second at a load nor after it becomes another one, and the slowest of a hundred are no slower."""
+    slow = {
+        policy: TwoRoutes(World(lambda n: 150 * US, lambda n, _d: 60 * US + n // 5, n_workers=1), policy)
+        for policy in (GPU, ADAPTIVE)
+    }
+    adaptive = slow[ADAPTIVE]
+    for number, rate in enumerate((10_000, 10_000, 20_000, 20_000)):
+        first = len(adaptive.choices)
+        for routes in slow.values():
+            routes.poisson(rate, rate // 2, lambda source: 5_000, seed=number)
+        tried = [choice for choice in adaptive.choices[first:] if choice.route == CPU and choice.reason != FASTER]
+        if number >= 2:
+            assert len(tried) < 0.01 * rate / 2
+            for percent in (50, 95, 99):
+                alone, both = (
+                    sorted(slow[policy].latencies_ns[first:])[rate // 200 * percent] for policy in (GPU, ADAPTIVE)
+                )
+                assert both <= 1.1 * alone
 
 
 def test_two_gpus_share_the_load_and_one_is_lost() -> None:

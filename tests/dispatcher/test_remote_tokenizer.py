@@ -356,7 +356,7 @@ def test_it_ends_with_its_last_user(clocks: ThreadClocks, tmp_path: Path) -> Non
 def test_signals_to_the_group_do_not_end_it(remote: RemoteTokenizer) -> None:
     """What is in flight when a service is told to stop is still answered."""
     pid = pid_of(remote)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         os.kill(pid, number)
     assert remote.token_to_id("a") is not None
     assert pid_of(remote) == pid

@@ -10,7 +10,20 @@ from functools import cache
 import pytest
 
 from dispatcher.policy import ADAPTIVE, CPU, GPU, PREDICTED
-from dispatcher.ways import ANSWERS, FIRST_ANSWERS, KNOWN, QUIET_RATE, TRY_EVERY, WAYS, Seen, Standing, Ways, next_way
+from dispatcher.ways import (
+    ANSWERS,
+    FAR_ANSWERS,
+    FIRST_ANSWERS,
+    KNOWN,
+    LOAD_DOUBT,
+    QUIET_RATE,
+    TRY_EVERY,
+    WAYS,
+    Seen,
+    Standing,
+    Ways,
+    next_way,
+)
 from tests.dispatcher.route_rig import MS, US
 from tests.dispatcher.served_host import Service, Work, h200
 
@@ -126,6 +139,8 @@ def test_all_others_are_compared_with_what_is_kept() -> None:
         (Seen(8, cost=1_000.0), {}, TRY_EVERY * 1_000),
         # What predictions say counts before anything is known.
         (Seen(), {GPU: 9.0}, TRY_EVERY * 9 * ANSWERS),
+        # A way that is slow by far is known from two tries.
+        (Seen(2, math.log(3)), {}, FIRST_ANSWERS << KNOWN),
     ],
 )
 def test_when_a_way_is_tried(tried: Seen, slower_by: dict[str, float], n_since: int) -> None:
@@ -135,6 +150,16 @@ def test_when_a_way_is_tried(tried: Seen, slower_by: dict[str, float], n_since: 
     assert standing.due(slower_by, ANSWERS) == PREDICTED
     tried.n_since = n_since
     assert standing.due(slower_by, ANSWERS) == GPU
+
+
+def test_what_is_clear_is_not_doubted() -> None:
+    """A way that is slow by far stays known where it would be slow even so; what is not clear counts as one try."""
+    standing = Standing(GPU, {CPU: seen(12.0, n_tries=5), PREDICTED: seen(1.1, n_tries=5)})
+    beside = standing.doubted(by=LOAD_DOUBT)
+    assert (beside.others[CPU].n_tries, beside.others[PREDICTED].n_tries) == (5, 1)
+    assert standing.doubted(by=math.log(6)).others[CPU].n_tries == 1
+    assert standing.doubted().others[CPU].n_tries == 1
+    assert standing.others[PREDICTED].n_tries == 5
 
 
 class Clients:
@@ -186,6 +211,42 @@ def test_ways_are_known_by_the_load() -> None:
     clients.ask(8_000, 16_000)
     for rate, best in ((1_000, CPU), (8_000, GPU), (1_000, CPU), (8_000, GPU)):
         assert clients.ask(rate, 2_000).count(best) >= 0.8 * 2_000
+
+
+def test_another_load_is_seen_at_once() -> None:
+    """Whoever asks much more or much less than before goes the way that is best then, after 50 ms or 100 documents."""
+
+    def took_ns(way: str, rate: float) -> int:
+        best = GPU if rate > 4_000 else CPU
+        return MS if way == best else 3 * MS
+
+    clients = Clients(took_ns)
+    clients.ask(1_000, 8_000)
+    clients.ask(8_000, 32_000)
+    for rate, best in ((1_000, CPU), (8_000, GPU)) * 3:
+        n_until = max(100, int(rate * 0.05))
+        assert clients.ask(rate, n_until + 400)[n_until:].count(best) >= 0.85 * 400
+
+
+@pytest.mark.parametrize("pause_ns", [0, 600 * MS])
+def test_a_way_that_is_slow_by_far_is_tried_by_few(pause_ns: int) -> None:
+    """Once a load is there for a second, or one beside it was: by under 1 % of what comes in any half of a second."""
+    clients = Clients(lambda way, rate: {GPU: 150 * US, PREDICTED: 160 * US, CPU: 2 * MS}[way])
+    clients.ask(10_000, 10_000)
+    for rate in (10_000, 20_000, 30_000, 20_000, 10_000, 30_000):
+        taken = clients.ask(rate, rate)
+        clients.now_ns += pause_ns
+        for first in range(0, rate // 2 + 1, rate // 10):
+            assert taken[first : first + rate // 2].count(CPU) < 0.01 * rate / 2
+
+
+def test_a_try_of_a_slow_way_ends_after_a_few_answers() -> None:
+    """With what came until these were there."""
+    clients = Clients(lambda way, rate: 4 * MS if way == CPU else MS)
+    taken = clients.ask(4_000, 4_000)
+    first = taken.index(CPU)
+    n_tried = next(n for n in range(1, len(taken)) if taken[first + n] != CPU)
+    assert FAR_ANSWERS <= n_tried <= FAR_ANSWERS + 8 * 4
 
 
 def test_a_way_that_becomes_slow_is_left() -> None:

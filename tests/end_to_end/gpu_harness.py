@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Reference
 
-from tests.end_to_end.harness import LIMIT_S, ServiceProcess, Wire, encode, eventually
+from tests.end_to_end.harness import LIMIT_S, ServiceProcess, Wire, encode
 from tests.engine_rig import engine_command, is_alive
 
 FLAGS = (
@@ -38,7 +38,7 @@ def on_gpu(service: ServiceProcess) -> dict[str, Any]:
 
 def wait_served(service: ServiceProcess) -> None:
     """Until the GPU route takes documents."""
-    eventually(lambda: on_gpu(service)["serves"])
+    service.eventually(lambda: on_gpu(service)["serves"])
 
 
 def engine_pids(service: ServiceProcess) -> list[int]:
@@ -60,7 +60,7 @@ def engine_pids(service: ServiceProcess) -> list[int]:
 
 def wait_replaced(service: ServiceProcess, pid: int) -> None:
     """Until this engine is gone and another one is there."""
-    eventually(lambda: not is_alive(pid) and engine_pids(service) not in ([], [pid]))
+    service.eventually(lambda: not is_alive(pid) and engine_pids(service) not in ([], [pid]))
 
 
 def total(samples: Any, name: str, **labels: str) -> float:
@@ -92,7 +92,7 @@ class Load:
     def wait(self, n: int) -> None:
         """Until so many more answers came."""
         before = self.n_answers
-        eventually(lambda: self.n_answers > before + n)
+        self._service.eventually(lambda: self.n_answers > before + n)
 
     def stop(self) -> None:
         """Let every client end after its answer."""

@@ -35,6 +35,8 @@ def held_program(**constants: float) -> tuple[str, ...]:
     return sys.executable, "-m", "tests.end_to_end.held_service", values, "serve"
 
 
+N_LAST_LINES = 30
+"""Log lines that a failing test shows."""
 Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]
 
 
@@ -77,7 +79,7 @@ class ServiceProcess:
         """Wait until connections are accepted."""
         self.wait_said("listening")
         (self.port,) = {int(port) for port in re.findall(r"http://127\.0\.0\.1:(\d+)", "".join(self.lines))}
-        eventually(self._accepts)
+        self.eventually(self._accepts)
         return self
 
     def wait_ready(self) -> ServiceProcess:
@@ -93,8 +95,23 @@ class ServiceProcess:
         def said() -> bool:
             return any(mark in line for line in tuple(self.lines) for mark in marks)
 
-        eventually(lambda: said() or self.process.poll() is not None)
-        assert said(), "".join(self.lines)
+        self.eventually(said)
+
+    def eventually(self, happened: Callable[[], Any]) -> None:
+        """Wait for what this process is about to do, or cause; not beyond its end."""
+
+        def is_over() -> bool:
+            # Looked at first: what it did in the end counts.
+            has_ended = self.process.poll() is not None
+            if has_ended:
+                self._reader.join(LIMIT_S)
+            if happened():
+                return True
+            assert not has_ended, "what the test waits for did not happen before the process ended"
+            return False
+
+        with self._explaining():
+            eventually(is_over)
 
     def wait_logged(self, message: str) -> dict[str, Any]:
         """The first log line with this message."""
@@ -128,7 +145,7 @@ class ServiceProcess:
                 return answers[-1].status_code == 200
 
             # Where the keeper of frontends is held up, the answer is that it is.
-            eventually(answered)
+            self.eventually(answered)
         samples: Samples = {}
         for family in text_string_to_metric_families(answers[-1].text):
             for sample in family.samples:
@@ -146,15 +163,33 @@ class ServiceProcess:
 
     def wait_exit(self) -> int:
         """The exit code."""
-        code = self.process.wait(LIMIT_S)
+        with self._explaining():
+            code = self.process.wait(LIMIT_S)
         self._reader.join(LIMIT_S)
         return code
 
     def stop(self) -> None:
-        """End the process, whatever its state."""
+        """End the process, whatever its state; an exception that is on its way is told what it said."""
+        if (error := sys.exception()) is not None:
+            self._explain(error)
         if self.process.poll() is None:
             self.process.kill()
         self.wait_exit()
+
+    @contextlib.contextmanager
+    def _explaining(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._explain(error)
+            raise
+
+    def _explain(self, error: BaseException) -> None:
+        """Add how the process ended, if it did, and what it said last."""
+        if not hasattr(error, "__notes__"):
+            code = self.process.poll()
+            state = "The process under test runs" if code is None else f"The process under test ended with {code}"
+            error.add_note(f"{state}; its last lines:\n{''.join(tuple(self.lines)[-N_LAST_LINES:])}")
 
     def _accepts(self) -> bool:
         with contextlib.suppress(OSError):
@@ -180,7 +215,7 @@ def serving(folder: Path, *arguments: str, **more: Any) -> Iterator[ServiceProce
 
 
 def eventually(happened: Callable[[], Any]) -> None:
-    """Wait for what another process is about to do."""
+    """Wait for what is about to happen; where a service does it, see `ServiceProcess.eventually`."""
     limit_s = time.monotonic() + LIMIT_S
     while not happened():
         assert time.monotonic() < limit_s, "what the test waits for did not happen"

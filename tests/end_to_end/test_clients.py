@@ -23,7 +23,6 @@ from tests.end_to_end.harness import (
     ServiceProcess,
     Wire,
     encode,
-    eventually,
     held_program,
     request,
     serving,
@@ -120,9 +119,9 @@ def test_a_client_killed_while_it_sends(slow: ServiceProcess, reference: Referen
     data = encode("x" * 2_000_000)
     with undisturbed(slow, reference):
         with dying_client(slow, uds, data[: len(data) // 2]):
-            eventually(lambda: slow.metrics()["sidetok_in_flight_bytes"][()] >= 2_000_000)
-        eventually(lambda: slow.metrics()["sidetok_in_flight_bytes"][()] < 2_000_000)
-    eventually(lambda: slow.in_flight == 0)
+            slow.eventually(lambda: slow.metrics()["sidetok_in_flight_bytes"][()] >= 2_000_000)
+        slow.eventually(lambda: slow.metrics()["sidetok_in_flight_bytes"][()] < 2_000_000)
+    slow.eventually(lambda: slow.in_flight == 0)
     assert cancelled(slow) == before + 1
 
 
@@ -135,12 +134,12 @@ def test_a_client_killed_while_it_waits(slow: ServiceProcess, reference: Referen
     one_s = time.thread_time() - cpu_s
     with undisturbed(slow, reference):
         with dying_client(slow, uds, encode([f"until {go}", *[SLOW_TEXT] * 30])):
-            eventually(lambda: slow.metrics()["sidetok_in_flight_bytes"][()] >= len(SLOW_TEXT))
-        eventually(lambda: cancelled(slow) == before + 1)
+            slow.eventually(lambda: slow.metrics()["sidetok_in_flight_bytes"][()] >= len(SLOW_TEXT))
+        slow.eventually(lambda: cancelled(slow) == before + 1)
         cpu_s = encode_cpu_s(slow)
         go.touch()
-        eventually(lambda: slow.metrics()["sidetok_in_flight_bytes"][()] < len(SLOW_TEXT))
-    eventually(lambda: slow.in_flight == 0)
+        slow.eventually(lambda: slow.metrics()["sidetok_in_flight_bytes"][()] < len(SLOW_TEXT))
+    slow.eventually(lambda: slow.in_flight == 0)
     # All thirty would cost as much each.
     assert encode_cpu_s(slow) - cpu_s < 10 * one_s
 
@@ -151,7 +150,7 @@ def test_a_client_that_half_closes(slow: ServiceProcess, uds: bool) -> None:
     sock = slow.connect(uds)
     sock.sendall(encode("a")[:-1])
     sock.shutdown(socket.SHUT_WR)
-    eventually(lambda: slow.in_flight == 0)
+    slow.eventually(lambda: slow.in_flight == 0)
     sock.close()
 
 
@@ -164,7 +163,7 @@ def test_many_clients_killed_at_once(slow: ServiceProcess, reference: Reference)
             sock.sendall((data * 2)[: i * len(data) // 20])
         for sock in socks:
             sock.close()
-    eventually(lambda: slow.in_flight == 0)
+    slow.eventually(lambda: slow.in_flight == 0)
     assert slow.metrics()["sidetok_in_flight_bytes"][()] == 0
 
 
@@ -188,7 +187,7 @@ def test_a_deadline_while_waiting(slow: ServiceProcess, reference: Reference, fo
     assert int(answer.headers["retry-after"]) >= 1
     assert wire.ask(encode("next")).json["ids"] == reference.encode("next").ids
     go.touch()
-    eventually(lambda: slow.in_flight == 0)
+    slow.eventually(lambda: slow.in_flight == 0)
 
 
 def test_a_client_that_does_not_read(slow: ServiceProcess, reference: Reference) -> None:
@@ -209,7 +208,7 @@ def test_a_client_that_does_not_read(slow: ServiceProcess, reference: Reference)
     assert n_sent < 400 * len(data)
     assert slow.metrics()["process_resident_memory_bytes"][()] - before < 60_000_000
     sock.close()
-    eventually(lambda: slow.in_flight == 0)
+    slow.eventually(lambda: slow.in_flight == 0)
 
 
 @pytest.fixture(scope="module")
@@ -269,7 +268,7 @@ def test_too_much_at_once_is_shed(tight: ServiceProcess, uds: bool) -> None:
     held = [Wire(tight.connect(uds)) for _ in range(2)]
     for wire in held:
         wire.sock.sendall(encode(["words and words " * 100] * 300)[:-1])
-    eventually(lambda: tight.in_flight == 2)
+    tight.eventually(lambda: tight.in_flight == 2)
     shed = [Wire(tight.connect(uds)).ask(encode("a")) for _ in range(5)]
     assert [answer.status for answer in shed] == [429] * 5
     assert all(int(answer.headers["retry-after"]) >= 1 for answer in shed)
@@ -284,14 +283,14 @@ def test_bytes_in_flight_are_bounded(tight: ServiceProcess) -> None:
     """While large bodies arrive others are 429, whether they announce their size or not."""
     held = Wire(tight.connect())
     held.sock.sendall(request(b" " * 900_000)[:-10])
-    eventually(lambda: tight.metrics()["sidetok_in_flight_bytes"][()] == 900_000)
+    tight.eventually(lambda: tight.metrics()["sidetok_in_flight_bytes"][()] == 900_000)
     assert Wire(tight.connect()).ask(encode("x" * 150_000)).status == 429
     chunk = b"%x\r\n%b\r\n" % (150_000, b" " * 150_000)
     head = b"POST /v1/encode HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
     assert Wire(tight.connect()).ask(head + chunk + b"0\r\n\r\n").status == 429
     assert Wire(tight.connect()).ask(encode("small")).status == 200
     held.close()
-    eventually(lambda: tight.in_flight == 0)
+    tight.eventually(lambda: tight.in_flight == 0)
     assert tight.metrics()["sidetok_shed_total"][(("reason", "bytes"),)] == 2
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,6 @@ from tests.end_to_end.harness import (
     ServiceProcess,
     Wire,
     encode,
-    eventually,
     held_program,
     request,
     serving,
@@ -113,16 +113,31 @@ class Clients:
         return answer.headers.get("connection") != "close" and not self._stopped
 
 
-@pytest.mark.parametrize(("number", "frontends"), [(signal.SIGTERM, 1), (signal.SIGINT, 1), (signal.SIGTERM, 2)])
+@pytest.fixture
+def _no_nohup() -> Iterator[None]:
+    """Where the tests run with SIGHUP ignored, the service does not inherit that."""
+    before = signal.signal(signal.SIGHUP, lambda number, frame: None)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(
+    ("number", "frontends"),
+    [(signal.SIGTERM, 1), (signal.SIGINT, 1), (signal.SIGHUP, 1), (signal.SIGTERM, 2), (signal.SIGHUP, 2)],
+)
+@pytest.mark.usefixtures("_no_nohup")
 def test_nothing_is_lost(
     folder: Path, home: Path, model: str, reference: Reference, number: int, frontends: int
 ) -> None:
     """Under load from kept and new connections a signal loses no request that was sent completely; exit code 0."""
     with serving(folder, model, f"--frontends={frontends}", cache_dir=home / "cache") as service:
         clients = Clients(service, reference)
-        eventually(lambda: clients.n_answers > 300)
+        service.eventually(lambda: clients.n_answers > 300)
         n_before = clients.n_answers
-        service.signal(number)
+        if number == signal.SIGHUP:
+            _hang_up(service)
+        else:
+            service.signal(number)
         assert service.wait_exit() == 0
         clients.join()
         assert clients.lost == []
@@ -130,6 +145,14 @@ def test_nothing_is_lost(
         assert clients.n_answers > n_before
         assert service.logged("stopped")
         assert not service.uds.exists()
+
+
+def _hang_up(service: ServiceProcess) -> None:
+    """What a terminal that closes sends to all that runs in it, and the shell once more to what it started."""
+    pid = service.process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    for each in [*map(int, children), pid, pid]:
+        os.kill(each, signal.SIGHUP)
 
 
 def test_work_in_flight_is_finished(folder: Path, home: Path, model: str, reference: Reference) -> None:
@@ -141,17 +164,17 @@ def test_work_in_flight_is_finished(folder: Path, home: Path, model: str, refere
         slow.sock.sendall(encode(documents))
         data = encode("still arriving")
         arriving.sock.sendall(data[:-5])
-        eventually(lambda: service.in_flight == 2)
+        service.eventually(lambda: service.in_flight == 2)
         assert probe.ask(GET_READY).status == 200
         service.signal()
-        eventually(lambda: service.logged("draining"))
+        service.eventually(lambda: service.logged("draining"))
         ready = probe.ask(GET_READY)
         assert (ready.status, ready.json["status"]) == (503, "draining")
         late = Wire(service.connect())
         answer = late.ask(encode("late"))
         assert (answer.status, answer.headers["connection"]) == (200, "close")
         assert late.closed()
-        eventually(lambda: _refused(service))
+        service.eventually(lambda: _refused(service))
         arriving.sock.sendall(data[-5:])
         assert arriving.read().json["ids"] == reference.encode("still arriving").ids
         (folder / "go").touch()
@@ -176,7 +199,7 @@ def test_the_timeout_of_a_drain(folder: Path, home: Path, model: str) -> None:
         wire.sock.sendall(encode(SLOW_TEXT * 10))
         stalled = Wire(service.connect())
         stalled.sock.sendall(encode("x" * 1000)[:-10])
-        eventually(lambda: service.in_flight == 2)
+        service.eventually(lambda: service.in_flight == 2)
         service.signal()
         assert service.wait_exit() == 0
         for each in (wire, stalled):
@@ -190,7 +213,7 @@ def test_a_second_signal_ends_at_once(folder: Path, home: Path, model: str) -> N
     with serving(folder, model, *SLOW, "--drain-timeout=600", cache_dir=home / "cache") as service:
         wire = Wire(service.connect())
         wire.sock.sendall(encode(SLOW_TEXT * 10))
-        eventually(lambda: service.in_flight == 1)
+        service.eventually(lambda: service.in_flight == 1)
         service.signal()
         service.wait_logged("draining")
         service.signal()

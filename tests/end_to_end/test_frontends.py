@@ -52,7 +52,7 @@ def wires_to_all(service: ServiceProcess) -> dict[int, Wire]:
         wires[wire.ask(GET_PID).json["pid"]] = wire
         return set(wires) >= pids_of(service)
 
-    eventually(reached)
+    service.eventually(reached)
     for wire in spare:
         if wire not in wires.values():
             wire.close()
@@ -97,7 +97,7 @@ def eventually_all_reported(service: ServiceProcess) -> Samples:
         found.append(service.metrics())
         return found[-1]["sidetok_frontends_reported"][()] == 2
 
-    eventually(all_reported)
+    service.eventually(all_reported)
     return found[-1]
 
 
@@ -152,13 +152,13 @@ def test_models_come_and_go_everywhere(pair: ServiceProcess, home: Path, referen
     path = f"/v1/tokenizers/{added.json()['id']}/status"
     for wire in wires.values():
         assert _asked(wire, path).json["status"] in ("processing", "completed")
-    eventually(lambda: _asked(next(iter(wires.values())), path).json["status"] == "completed")
+    pair.eventually(lambda: _asked(next(iter(wires.values())), path).json["status"] == "completed")
     expected = reference.encode("later").ids
     for wire in wires.values():
         assert wire.ask(encode("later", model="later")).json["ids"] == expected
     restarts = n_restarts(pair)
     os.kill(next(iter(wires)), signal.SIGKILL)
-    eventually(lambda: is_whole(pair, restarts + 1))
+    pair.eventually(lambda: is_whole(pair, restarts + 1))
     wires = wires_to_all(pair)
     for wire in wires.values():
         assert wire.ask(encode("later", model="later")).json["ids"] == expected
@@ -204,13 +204,13 @@ def test_one_that_is_told_to_end(pair: ServiceProcess, reference: Reference) -> 
     n_answered_before = sum(n for labels, n in before.items() if ("outcome", "ok") in labels)
     restarts = n_restarts(pair)
     clients = Clients(pair, reference)
-    eventually(lambda: clients.n_answers > 200)
+    pair.eventually(lambda: clients.n_answers > 200)
     (victim, _) = pids_of(pair)
     os.kill(victim, signal.SIGTERM)
-    eventually(lambda: is_whole(pair, restarts + 1))
+    pair.eventually(lambda: is_whole(pair, restarts + 1))
     assert victim not in pids_of(pair)
     n_before = clients.n_answers
-    eventually(lambda: clients.n_answers > n_before + 200)
+    pair.eventually(lambda: clients.n_answers > n_before + 200)
     clients.stop()
     assert clients.lost == []
     assert clients.wrong == []
@@ -259,13 +259,13 @@ def test_gpus(folder: Path, home: Path, model: str, reference: Reference) -> Non
     program = gpu_program(folder)
     with serving(folder, model, "--frontends=2", *FLAGS, cache_dir=home / "cache", program=program) as service:
         wait_served(service)
-        eventually(lambda: service.metrics()["sidetok_gpu_engine_state"][("gpu", "0"), ("state", "ready")] == 2)
+        service.eventually(lambda: service.metrics()["sidetok_gpu_engine_state"][("gpu", "0"), ("state", "ready")] == 2)
         wires = wires_to_all(service)
         for wire in wires.values():
-            eventually(partial(_is_answered_by_a_gpu, wire))
+            service.eventually(partial(_is_answered_by_a_gpu, wire))
             assert wire.ask(encode("on a GPU", route="gpu")).json["ids"] == reference.encode("on a GPU").ids
         # A frontend that is late is counted as it was before.
-        eventually(lambda: total(service.metrics(), "sidetok_documents_total", model="small", route="gpu") >= 4)
+        service.eventually(lambda: total(service.metrics(), "sidetok_documents_total", model="small", route="gpu") >= 4)
         service.signal()
         assert service.wait_exit() == 0
 

@@ -24,7 +24,7 @@ from tests.end_to_end.gpu_harness import (
     total,
     wait_served,
 )
-from tests.end_to_end.harness import LIMIT_S, ServiceProcess, Wire, encode, eventually, request, serving
+from tests.end_to_end.harness import LIMIT_S, ServiceProcess, Wire, encode, request, serving
 
 ENOUGH_CPU_S = 1.5
 """CPU time of a load: that of a process is told in steps of 0.01 s."""
@@ -159,7 +159,8 @@ def test_metrics_of_the_gpu_route(gpu_service: ServiceProcess) -> None:
     assert total(samples, "sidetok_gpu_batch_documents_count") >= n_replays
     assert total(samples, "sidetok_gpu_replayed_documents_total") >= 20
     assert total(samples, "sidetok_gpu_engine_state", gpu="0", state="ready") == 1
-    assert total(samples, "sidetok_gpu_memory_bytes", gpu="0", kind="total") > 0
+    free, memory = (total(samples, "sidetok_gpu_memory_bytes", gpu="0", kind=kind) for kind in ("free", "total"))
+    assert 0 < free < memory
     assert "sidetok_gpu_captures" in samples
     assert total(samples, "sidetok_route_decisions_total", route="gpu", reason="policy") >= 20
     assert total(samples, "sidetok_route_cost_seconds", route="gpu", model="small") > 0
@@ -204,7 +205,7 @@ def test_cpu_time_adds_up_on_the_gpu_route(gpu_service: ServiceProcess, referenc
     # From rest to rest: clocks are read one after the other, and what is done meanwhile would count on one side only.
     before = cpu_s(gpu_service)
     load = Load(gpu_service, reference, route="gpu")
-    eventually(lambda: cpu_s(gpu_service)[1] - before[1] >= ENOUGH_CPU_S)
+    gpu_service.eventually(lambda: cpu_s(gpu_service)[1] - before[1] >= ENOUGH_CPU_S)
     load.stop()
     assert load.wrong == []
     after = cpu_s(gpu_service)

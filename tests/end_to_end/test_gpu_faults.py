@@ -58,15 +58,15 @@ def test_one_gpu_of_two_is_lost(folder: Path, model: str, reference: Reference) 
     program = gpu_program(folder, n_gpus=2)
     slow_return = ("--gpu-restart-min=60s", "--gpu-restart-max=60s")
     with serving(folder, model, *FLAGS, "--gpus=0,1", *slow_return, "--policy=gpu", program=program) as service:
-        eventually(lambda: total(service.metrics(), "sidetok_gpu_engine_state", state="ready") == 2)
+        service.eventually(lambda: total(service.metrics(), "sidetok_gpu_engine_state", state="ready") == 2)
         wait_served(service)
         load = Load(service, reference, route="gpu")
-        eventually(lambda: all(replays(service, gpu) > 20 for gpu in ("0", "1")))
+        service.eventually(lambda: all(replays(service, gpu) > 20 for gpu in ("0", "1")))
         load.stop()
         assert load.wrong == []
         (first, _) = sorted(engine_pids(service))
         os.kill(first, signal.SIGKILL)
-        eventually(lambda: total(service.metrics(), "sidetok_gpu_engine_state", state="down") == 1)
+        service.eventually(lambda: total(service.metrics(), "sidetok_gpu_engine_state", state="down") == 1)
         load = Load(service, reference, route="gpu")
         load.wait(100)
         load.stop()
@@ -87,9 +87,9 @@ def test_a_hung_replay(folder: Path, model: str, reference: Reference) -> None:
         wire = Wire(service.connect())
         for text in texts(20, 9):
             assert wire.ask(encode(text)).json["ids"] == reference.encode(text).ids
-        eventually(lambda: total(service.metrics(), "sidetok_gpu_engine_restarts_total") >= 1)
+        service.eventually(lambda: total(service.metrics(), "sidetok_gpu_engine_restarts_total") >= 1)
         assert total(service.metrics(), "sidetok_gpu_fallbacks_total") >= 1
-        eventually(lambda: any("is down" in line for line in tuple(service.lines)))
+        service.eventually(lambda: any("is down" in line for line in tuple(service.lines)))
 
 
 def test_a_client_that_leaves_while_its_document_is_on_the_gpu(folder: Path, model: str) -> None:
@@ -101,14 +101,14 @@ def test_a_client_that_leaves_while_its_document_is_on_the_gpu(folder: Path, mod
         wires = [Wire(service.connect()) for _ in range(5)]
         for wire in wires:
             wire.sock.sendall(encode("somebody's text"))
-        eventually(lambda: service.in_flight == len(wires))
-        eventually(lambda: total(service.metrics(), "sidetok_gpu_in_flight") >= 1)
+        service.eventually(lambda: service.in_flight == len(wires))
+        service.eventually(lambda: total(service.metrics(), "sidetok_gpu_in_flight") >= 1)
         for wire in wires[:-1]:
             wire.close()
-        eventually(lambda: total(service.metrics(), REQUESTS, outcome="cancelled") == len(wires) - 1)
+        service.eventually(lambda: total(service.metrics(), REQUESTS, outcome="cancelled") == len(wires) - 1)
         os.kill(pid, signal.SIGKILL)
         assert wires[-1].read().status == 200
-        eventually(lambda: service.in_flight == 0)
+        service.eventually(lambda: service.in_flight == 0)
 
 
 def test_a_drain_with_batches_in_flight(folder: Path, model: str, reference: Reference) -> None:
@@ -121,7 +121,7 @@ def test_a_drain_with_batches_in_flight(folder: Path, model: str, reference: Ref
         wires = [Wire(service.connect(bool(i % 2))) for i in range(30)]
         for wire, text in zip(wires, documents, strict=True):
             wire.sock.sendall(encode(text))
-        eventually(lambda: service.in_flight == 30)
+        service.eventually(lambda: service.in_flight == 30)
         service.signal()
         for wire, text in zip(wires, documents, strict=True):
             answer = wire.read()
@@ -147,8 +147,8 @@ def test_nothing_outlives_a_killed_service(home: Path, model: str) -> None:
     service = ServiceProcess(home, model, *FLAGS, uds=home / "k", cache_dir=home / "none", program=program)
     left: set[int] = set()
     try:
-        eventually(lambda: any("host_engine" in command_of(pid) for pid in descendants(service.process.pid)))
-        eventually(lambda: any("table_builder" in command_of(pid) for pid in descendants(service.process.pid)))
+        service.eventually(lambda: any("host_engine" in command_of(pid) for pid in descendants(service.process.pid)))
+        service.eventually(lambda: any("table_builder" in command_of(pid) for pid in descendants(service.process.pid)))
         left = descendants(service.process.pid)
         os.kill(service.process.pid, signal.SIGKILL)
         eventually(lambda: not any(map(is_alive, left)))

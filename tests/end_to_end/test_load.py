@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Reference
 
 from dispatcher.embedded import embedded_tokenizer_json
 from tests.data import corpora
-from tests.end_to_end.harness import LIMIT_S, ServiceProcess, Wire, ask, encode, eventually, serving
+from tests.end_to_end.harness import LIMIT_S, ServiceProcess, Wire, ask, encode, serving
 
 N_REQUESTS = 10_000
 N_CONNECTIONS = 200
@@ -145,7 +145,7 @@ def test_cpu_time_adds_up(service: ServiceProcess) -> None:
     before = _cpu(service)
     for thread in threads:
         thread.start()
-    eventually(lambda: _cpu(service)[1] - before[1] >= ENOUGH_CPU_S)
+    service.eventually(lambda: _cpu(service)[1] - before[1] >= ENOUGH_CPU_S)
     stop.set()
     for thread in threads:
         thread.join(LIMIT_S)

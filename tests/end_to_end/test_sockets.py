@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.harness import ServiceProcess, Wire, encode, eventually, serving
+from tests.end_to_end.harness import ServiceProcess, Wire, encode, serving
 
 
 def refused(process: ServiceProcess) -> str:
@@ -114,9 +114,9 @@ def test_a_successor_keeps_its_socket(folder: Path, home: Path, model: str) -> N
     with serving(folder, model, cache_dir=home / "cache") as first:
         busy = Wire(first.connect())
         busy.sock.sendall(encode("x" * 100)[:-5])
-        eventually(lambda: first.in_flight == 1)
+        first.eventually(lambda: first.in_flight == 1)
         first.signal()
-        eventually(lambda: not first.uds.exists())
+        first.eventually(lambda: not first.uds.exists())
         with serving(folder, model, cache_dir=home / "cache") as second:
             busy.sock.sendall(encode("x" * 100)[-5:])
             assert busy.read().status == 200

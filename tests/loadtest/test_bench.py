@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -170,6 +171,8 @@ def test_calls_in_a_copy() -> None:
         in_copy(refuse)
     with pytest.raises(Unavailable, match="ended with status 7"):
         in_copy(lambda: os._exit(7))
+    with pytest.raises(Unavailable, match=f"ended with status -{signal.SIGINT:d}"):
+        in_copy(lambda: os.kill(os.getpid(), signal.SIGINT))
 
 
 def test_a_contender_that_is_not_exact_is_not_timed() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,15 +66,17 @@ def test_a_client_that_cannot_start(tmp_path: Path) -> None:
     assert multiprocessing.active_children() == []
 
 
-def test_a_client_that_is_killed(tmp_path: Path) -> None:
-    """A process that is killed on the way ends the run, and the others with it."""
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_client_that_is_killed(tmp_path: Path, number: int) -> None:
+    """A process that is killed, or interrupted, on the way ends without a word, and with it the run and the others."""
 
     def kill_one(n_done: int) -> None:
         for process in multiprocessing.active_children()[:1]:
-            process.kill()
+            assert process.pid
+            os.kill(process.pid, number)
 
     with faking(lambda number, body: http(200, ids_of_bytes(body))) as server:
         _, assignments = prepared(tmp_path, server.port, 2, duration_s=20.0)
-        with pytest.raises(ClientDied, match="ended early"):
+        with pytest.raises(ClientDied, match=f"ended early, with status -{number:d}"):
             run_crew(assignments, 20.0, kill_one)
     assert multiprocessing.active_children() == []
