@@ -49,7 +49,7 @@ TRY_PATIENCE = 2
 TOO_SLOW = math.log(1.5)
 """... which also ends when answers take so many times as long (a logarithm), ..."""
 FAR, FAR_ANSWERS = math.log(2.5), 8
-"""... or so many times as long, after so few of them."""
+"""... or so many times as long, after so few of them, or when twice as many should have come."""
 TRY_LOOK_NS = 500_000
 """Time between two looks whether they do."""
 LONGER, LONG_NS = 4.0, 50_000_000
@@ -221,7 +221,7 @@ class Ways:
     def _look_at(self, spell: Spell, now_ns: int, paused_ns: int) -> None:
         """`paused_ns`: since somebody asked before."""
         is_try = spell.way != self._standing.kept
-        is_far = is_try and self._is_far(spell)
+        is_far = is_try and self._is_far(spell, now_ns)
         if self._load and not is_far and not self._is_over(spell, now_ns, is_try):
             spell.look_ns = now_ns + (TRY_LOOK_NS if is_try else SHORTEST_NS)
             spell.look_asked = max(spell.look_asked, 2 * spell.n_asked)
@@ -253,12 +253,15 @@ class Ways:
             return True
         return self._before is not None and mean_log(spell.answers[:]) > self._before.time + TOO_SLOW
 
-    def _is_far(self, spell: Spell) -> bool:
-        """Whether the few answers that there are show that a way is slow by far."""
+    def _is_far(self, spell: Spell, now_ns: int) -> bool:
+        """Whether the few answers that there are, or that there are so few, show that a way is slow by far."""
         answers, before = spell.answers[:], self._before
-        if before is None or before.is_full or len(answers) < FAR_ANSWERS:
+        if before is None or before.is_full:
             return False
-        return mean_log(answers) > before.time + FAR
+        if len(answers) >= FAR_ANSWERS:
+            return mean_log(answers) > before.time + FAR
+        late_ns = now_ns - spell.from_ns - math.exp(before.time + FAR)
+        return late_ns * before.rate > 2e9 * FAR_ANSWERS
 
     def _way_after(self, spell: Spell, measure: Measure, now_ns: int) -> str:
         """After a spell of the way that is kept."""

@@ -240,9 +240,10 @@ def test_a_way_that_is_slow_by_far_is_tried_by_few(pause_ns: int) -> None:
             assert taken[first : first + rate // 2].count(CPU) < 0.01 * rate / 2
 
 
-def test_a_try_of_a_slow_way_ends_after_a_few_answers() -> None:
-    """With what came until these were there."""
-    clients = Clients(lambda way, rate: 4 * MS if way == CPU else MS)
+@pytest.mark.parametrize("slow_ms", [4, 10_000])
+def test_a_try_of_a_slow_way_ends_after_a_few_answers(slow_ms: int) -> None:
+    """With what came until these were there, or until they should have been."""
+    clients = Clients(lambda way, rate: slow_ms * MS if way == CPU else MS)
     taken = clients.ask(4_000, 4_000)
     first = taken.index(CPU)
     n_tried = next(n for n in range(1, len(taken)) if taken[first + n] != CPU)
