@@ -110,7 +110,8 @@ class RouteDriver:
     @property
     def is_busy(self) -> bool:
         """Whether replays are under way on an engine of this process."""
-        return self._local is not None and self._local.is_busy
+        local = self._local
+        return local is not None and local.is_busy
 
     def close(self) -> None:
         """End all routes: what is queued or in flight falls back."""

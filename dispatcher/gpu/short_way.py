@@ -117,8 +117,8 @@ class ShortWay:
         self._open_until_ns = self._n_taken = 0
         self.cpu_ns = 0, 0
         """CPU time of launching a text, and of the turn that takes its result; measured for one in `MEASURED`."""
-        self.noted: deque[_Noted] = deque()
-        """Texts that are not counted yet."""
+        self.noted: deque[tuple[Ordinary, int, int, int, int]] = deque()
+        """Texts that are not counted yet: whose, bytes, tokens, nanoseconds of the replay, capacity of the slot."""
 
     def open(self, finding: Finding) -> None:
         """A text took the ordinary way, and nothing was out of the ordinary."""
@@ -287,7 +287,7 @@ class ShortWays:
         except Exception as failure:
             what = {"error": type(failure).__name__, "where": where(failure)}
             log.error("a result could not be handed over", extra=what)
-        noted.append(_Noted(call.ordinary, call.n_bytes, n_tokens, replay_ns, slot.size.capacity))
+        noted.append((call.ordinary, call.n_bytes, n_tokens, replay_ns, slot.size.capacity))
         if len(noted) >= MAX_NOTED:
             self._settle(call.way)
 
@@ -296,19 +296,8 @@ class ShortWays:
         tally.n_views = self._reader.n_views
         while noted:
             try:
-                one = noted.popleft()
+                ordinary, n_bytes, n_tokens, replay_ns, capacity = noted.popleft()
             except IndexError:  # another thread counts, too
                 return
-            tally.completed(counted_as, one.capacity, one.n_bytes, 1, one.replay_ns, 0, *way.cpu_ns)
-            one.ordinary.count(1, one.n_bytes, one.n_tokens)
-
-
-class _Noted(NamedTuple):
-    """A text that was answered."""
-
-    ordinary: Ordinary
-    n_bytes: int
-    n_tokens: int
-    replay_ns: int
-    capacity: int
-    """Of its slot."""
+            tally.completed(counted_as, capacity, n_bytes, 1, replay_ns, 0, *way.cpu_ns)
+            ordinary.count(1, n_bytes, n_tokens)
