@@ -55,7 +55,7 @@ from gpu_core.layout import (
     n_tiles,
 )
 from gpu_core.normal_device import CudaNormal
-from gpu_core.transfer import FAR, FAR_RESIDENT, NEAR, NEAR_RESIDENT, TRANSFERS, Transfer, choose
+from gpu_core.transfer import FAR_RESIDENT, NEAR, NEAR_RESIDENT, TRANSFERS, Transfer, choose
 from gpu_core.waiting import is_reached
 
 if TYPE_CHECKING:
@@ -105,8 +105,6 @@ class CudaContext:
         self._launches = {way: self._encode(*way) for way in ways}
         self._graphs = {} if device.options.eager else {way: self._capture(way) for way in self._launches}
         self._executables = {way: graph.graphExec for way, graph in self._graphs.items()}
-        self._far = [self._executables[FAR, turn] for turn in (0, 1)] if self._executables else []
-        """The graphs of `FAR`, which most replays are, by turn."""
         self.n_graphs = len(self._graphs)
         self._join: CudaJoin | None = None
         self._launches_of_pieces: list[Launch] = []
@@ -139,10 +137,7 @@ class CudaContext:
                 # A copy on the device first would take the host longer, and the device as long.
                 self._launch_normal(normal, (n_bytes, n_documents, flags, NEAR_RESIDENT if resident else NEAR))
                 return
-        if flags & FLAG_DECIMALS:
-            self._launch_first(n_bytes, n_documents, flags, resident)
-        else:
-            self.launch_as(choose(n_bytes, n_documents, resident), n_bytes, n_documents, flags)
+        self._launch_first(n_bytes, n_documents, flags, resident)
 
     def _launch_first(self, n_bytes: int, n_documents: int, flags: int, resident: bool) -> None:
         if flags & FLAG_DECIMALS:
@@ -161,13 +156,12 @@ class CudaContext:
         if transfer.text == "fetched":
             self._n_fetched += 1
             turn = self._n_fetched & 1
+        way = transfer, turn
         try:
-            if transfer is FAR and self._far:
-                runtime.graphLaunch(self._far[turn], self._stream)
-            elif self._executables:
-                runtime.graphLaunch(self._executables[transfer, turn], self._stream)
+            if self._executables:
+                runtime.graphLaunch(self._executables[way], self._stream)
             else:
-                self._run(self._launches[transfer, turn])
+                self._run(self._launches[way])
             if self._event is not None:
                 self._event.record(self.stream)
         except (runtime.CUDARuntimeError, driver.CUDADriverError) as error:
@@ -329,7 +323,7 @@ class CudaContext:
 
     def poll(self, n_times: int) -> bool:
         """See `ExecutionContext.poll`."""
-        return self._word[0] == self._epoch or (n_times > 1 and is_reached(self._word, self._epoch, n_times - 1))
+        return is_reached(self._word, self._epoch, n_times)
 
     def alive(self) -> None:
         """See `ExecutionContext.alive`."""

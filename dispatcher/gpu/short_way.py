@@ -22,7 +22,7 @@ from dispatcher.failures import where
 from dispatcher.gpu.account import MEASURED, Account
 from dispatcher.gpu.batch import Former
 from dispatcher.gpu.group import ENGINE_LOST, EncodedGroup, Group, OnDone, answer
-from dispatcher.gpu.held_ids import held_ids
+from dispatcher.gpu.held_ids import HeldIds
 from dispatcher.gpu.link import Completion, EngineLink, EngineLost
 from dispatcher.gpu.model_queue import ModelQueue
 from dispatcher.gpu.reserved_text import Lease, ReservedText
@@ -142,7 +142,9 @@ class ShortWay:
         try:
             if self._former.n_under_way or len(flights) >= MAX_FLIGHTS or ways.is_closed or self.queue.is_forgotten:
                 return None
-            if not lease.use(self.queue):
+            try:
+                lease.unused.pop()  # see `Lease.use`
+            except IndexError:
                 return None
             self._n_taken += 1
             begin_ns = 0 if self._n_taken % MEASURED else ways.clocks.cpu()
@@ -154,7 +156,9 @@ class ShortWay:
             flights[slot.number] = call
             try:
                 self._link.launch(slot, n_bytes, 1, FLAG_IDS)
-            except EngineLost:
+            except Exception as error:
+                if not isinstance(error, EngineLost):
+                    _note(error)
                 ways.end(ENGINE_LOST)
                 is_lost = True
             if begin_ns:
@@ -218,7 +222,11 @@ class ShortWays:
         (number,) = flights
         self._n_turns += 1
         begin_ns = 0 if self._n_turns % MEASURED else self.clocks.cpu()
-        n_tokens = wait_one(number, timeout_s)
+        try:
+            n_tokens = wait_one(number, timeout_s)
+        except Exception as error:  # the ordinary wait meets it, too
+            _note(error)
+            return False
         if n_tokens < 0:
             return False
         call = flights.pop(number, None)
@@ -281,7 +289,8 @@ class ShortWays:
         slot, noted, ids = call.lease.slot, call.way.noted, None
         if n_tokens << 2 >= self._reader.hold_from:
             self._reader.n_views += 1
-            ids = held_ids(slot.id_bytes[: n_tokens << 2], call.lease)
+            ids = slot.id_bytes[: n_tokens << 2].view(HeldIds)
+            ids.hold = call.lease
         try:
             call.on_done(EncodedGroup([slot.ids[:n_tokens].tobytes() if ids is None else ids], [n_tokens], "gpu"), None)
         except Exception as failure:
@@ -301,3 +310,7 @@ class ShortWays:
                 return
             tally.completed(counted_as, capacity, n_bytes, 1, replay_ns, 0, *way.cpu_ns)
             ordinary.count(1, n_bytes, n_tokens)
+
+
+def _note(error: Exception) -> None:
+    log.error("the GPU route failed", extra={"error": type(error).__name__, "where": where(error)})

@@ -221,6 +221,19 @@ def test_a_lost_engine_costs_no_answer(calls: ShortCalls) -> None:
     assert calls.told.empty()
 
 
+def test_a_launch_that_fails_otherwise(calls: ShortCalls, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ends the engine, as on the ordinary way; the text is answered by the CPU route."""
+    engine = calls.opened()
+
+    def launch(*_: object) -> None:
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr(engine, "launch", launch)
+    calls.one()
+    calls.right(route="cpu")
+    assert not calls.rig.gpus.routes[0].ready
+
+
 def test_a_text_of_a_lost_engine_takes_the_ordinary_way(calls: ShortCalls) -> None:
     """It is copied to the next engine."""
     engine = calls.opened()
