@@ -212,6 +212,8 @@ class RouteChooser:
 
     def spell_of(self, choice: Choice, n_bytes: int, n_documents: int) -> Spell | None:
         """Whom to tell when the work is answered that was chosen for just now."""
+        if choice is _TOGETHER:
+            return self.ways.spell
         if choice.reason is POLICY or choice.reason is NO_GPU or not is_short(n_bytes, n_documents):
             return None
         return self.ways.spell
@@ -226,9 +228,17 @@ class RouteChooser:
         load = gpus[0]
         if not load.ready:
             return None
-        short = is_short(n_bytes, n_documents)
-        if short and self.ways.spell.way != PREDICTED:
-            return self._together_on_gpu(model, kind, n_bytes, n_documents, gpus, now_ns)
+        short, way = is_short(n_bytes, n_documents), self.ways.spell.way
+        if short and way != PREDICTED:
+            if way == CPU or len(gpus) > 1:
+                return None
+            costs = self.costs
+            if costs.leaves_any and is_often_left(n_bytes // n_documents, costs.of(GPU, model, kind)):
+                return None
+            if self.ways.now(now_ns, n_documents) != GPU:
+                return None
+            self._count_together()
+            return _TOGETHER
         habit = self._habits.get((model, kind, size_class(n_bytes // n_documents)))
         if habit is None or not habit.n_clear:
             return None
@@ -268,19 +278,6 @@ class RouteChooser:
         if len(self._habits) >= MAX_HABITS:
             self._habits = {}
         return self._habits.setdefault((model, kind, of_size), _Habit())
-
-    def _together_on_gpu(
-        self, model: str, kind: str, n_bytes: int, n_documents: int, gpus: Sequence[GpuLoad], now_ns: int
-    ) -> Choice | None:
-        """The only GPU, if that is where all short work goes."""
-        if self.ways.spell.way != GPU or len(gpus) > 1:
-            return None
-        if is_often_left(n_bytes // n_documents, self.costs.of(GPU, model, kind)):
-            return None
-        if self.ways.now(now_ns, n_documents) != GPU:
-            return None
-        self._count_together()
-        return _TOGETHER
 
     def _is_predicted(self, n_bytes: int, n_documents: int, now_ns: int) -> bool:
         """Whether such work is predicted now."""

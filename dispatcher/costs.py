@@ -233,6 +233,8 @@ class Costs:
 
     def __init__(self, start: Mapping[CostKey, StartValues] | None = None) -> None:
         """`start`: measured values (`calibration`); more can be added with `begin` when a model was loaded."""
+        self.leaves_any = False
+        """Whether a GPU ever left a document unanswered."""
         self._costs: dict[tuple[str, str, str], RouteCost] = {}
         self._aged_ns = 0
         for key, values in (start or {}).items():
@@ -292,6 +294,7 @@ class Costs:
         at = size_class(each)
         part = cost.unanswered[at]
         if n_unanswered or part:
+            self.leaves_any = True
             weight = min(0.5, UNANSWERED_STEP * n_documents)
             cost.unanswered[at] = part + weight * (n_unanswered / n_documents - part)
         self._age(now_ns)

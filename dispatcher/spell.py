@@ -20,7 +20,6 @@ class Spell:
 
     __slots__ = (
         "answers",
-        "asked_ns",
         "began_cpu_ns",
         "began_ns",
         "from_ns",
@@ -53,8 +52,6 @@ class Spell:
         """When it may be over."""
         self.look_asked = 1 << 62
         """It may be over, too, when so many documents were chosen for."""
-        self.asked_ns = began_ns
-        """The last time somebody asked."""
         self.began_cpu_ns = began_cpu_ns
         self.n_all = [0] if n_all is None else n_all
         self.seen_from_ns = self.n_all_before = 0

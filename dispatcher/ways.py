@@ -207,19 +207,17 @@ class Ways:
         spell.n_asked += n_documents
         if not spell.seen_from_ns:
             spell.note_start(now_ns)
-        paused_ns, spell.asked_ns = now_ns - spell.asked_ns, now_ns
         if now_ns < spell.look_ns and spell.n_asked < spell.look_asked:
             return spell.way
         if self._lock.acquire(blocking=False):
             try:
                 if spell is self.spell:
-                    self._look_at(spell, now_ns, paused_ns)
+                    self._look_at(spell, now_ns)
             finally:
                 self._lock.release()
         return self.spell.way
 
-    def _look_at(self, spell: Spell, now_ns: int, paused_ns: int) -> None:
-        """`paused_ns`: since somebody asked before."""
+    def _look_at(self, spell: Spell, now_ns: int) -> None:
         is_try = spell.way != self._standing.kept
         is_far = is_try and self._is_far(spell, now_ns)
         if self._load and not is_far and not self._is_over(spell, now_ns, is_try):
@@ -227,7 +225,7 @@ class Ways:
             spell.look_asked = max(spell.look_asked, 2 * spell.n_asked)
             return
         cpu_ns = self._host_ns()
-        if not is_far and (paused_ns > RESTS_NS or spell.rate(now_ns) < QUIET_RATE or spell.n_asked < ANSWERS):
+        if not is_far and self._is_quiet(spell, now_ns):
             self._enter(0, now_ns)
             self._rest(now_ns, cpu_ns)
             return
@@ -244,6 +242,12 @@ class Ways:
         else:
             way = self._way_after(spell, measure, now_ns)
         self._begin(way, now_ns, cpu_ns, measure)
+
+    @staticmethod
+    def _is_quiet(spell: Spell, now_ns: int) -> bool:
+        """Whether little came, or nobody asked for long when it was time to look."""
+        is_late = now_ns - spell.look_ns > RESTS_NS
+        return is_late or spell.rate(now_ns) < QUIET_RATE or spell.n_asked < ANSWERS
 
     def _is_over(self, spell: Spell, now_ns: int, is_try: bool) -> bool:
         if len(spell.answers) < ANSWERS:
