@@ -68,7 +68,8 @@ UNSURE = 0.3
 FIRST_ANSWERS = 64
 """At least so many come before the first try, and twice as many before each one after it, ..."""
 KNOWN = 8
-"""... until a way is known from so many tries: then one answer in 300 is of a try, and the 99th percentile of none."""
+"""... until a way is known from so many tries: then one answer in 300 is of a try of a slower way, which is less than
+what the 99th percentile leaves out, and one in 130 of a way that differs little."""
 REMEMBERED = 8
 """Tries that the mean is taken over, at most."""
 

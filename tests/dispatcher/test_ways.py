@@ -228,6 +228,22 @@ def test_another_load_is_seen_at_once() -> None:
         assert clients.ask(rate, n_until + 400)[n_until:].count(best) >= 0.85 * 400
 
 
+@pytest.mark.parametrize("pause_ms", [30, 150, 700, 20_000])
+def test_a_pause_is_no_smaller_load(pause_ms: int) -> None:
+    """After it, whoever asks as much as before goes the way that was known to be best."""
+
+    def took_ns(way: str, rate: float) -> int:
+        best = GPU if rate > 4_000 else CPU
+        return MS if way == best else 3 * MS
+
+    clients = Clients(took_ns)
+    clients.ask(1_000, 8_000)
+    clients.ask(8_000, 32_000)
+    for _ in range(3):
+        clients.now_ns += pause_ms * MS
+        assert clients.ask(8_000, 600)[200:].count(GPU) >= 0.85 * 400
+
+
 @pytest.mark.parametrize("pause_ns", [0, 600 * MS])
 def test_a_way_that_is_slow_by_far_is_tried_by_few(pause_ns: int) -> None:
     """Once a load is there for a second, or one beside it was: by under 1 % of what comes in any half of a second."""
