@@ -27,6 +27,7 @@ FIGURES = (
     "replay_us",
     "p50_us",
     "p95_us",
+    "p99_us",
     "host_cpu_us",
     "frontend_us",
     "generator_cpu_us",
