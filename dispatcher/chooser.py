@@ -249,13 +249,20 @@ class RouteChooser:
         self._count_faster()
         return _SAME
 
-    def holds(self, choice: Choice, model: str, kind: str, n_bytes: int, now_ns: int) -> Callable[[], object] | None:
-        """What counts one more choice like this one, of a GPU for a document, if it would be the same for a moment."""
+    def holds(
+        self, choice: Choice, model: str, kind: str, n_bytes: int, now_ns: int
+    ) -> tuple[int, Callable[[], object]] | None:
+        """From how many bytes on a choice like this one, of a GPU for a document, would be the same for a moment.
+
+        And what counts one more; None if it may not.
+        """
+        min_bytes = 0
         if choice.reason is not POLICY:
             habit = self._habits.get((model, kind, size_class(n_bytes)))
-            if habit is None or habit.last != GPU or now_ns > habit.until_ns:
+            if habit is None or not habit.n_clear or habit.last != GPU or now_ns > habit.until_ns:
                 return None
-        return self._counts[choice.route, choice.reason].add
+            min_bytes = habit.min_bytes
+        return min_bytes, self._counts[choice.route, choice.reason].add
 
     def stays(self, model: str, kind: str, n_bytes: int, n_documents: int, n_waiting: int, now_ns: int) -> bool:
         """Whether a worker goes on with the CPU route as a moment ago; `n_waiting` jobs are in front of the workers."""

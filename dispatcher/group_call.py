@@ -20,10 +20,10 @@ from dispatcher.failures import where
 from dispatcher.finisher import Finisher
 from dispatcher.gpu.group import CANCELLED, EXPIRED, EncodedGroup, Group, Ids, OnDone
 from dispatcher.gpu.reserved_text import Lease, ReservedText, bytes_of, lease_of
-from dispatcher.gpu.short_way import Finding, ShortWay
+from dispatcher.gpu.short_way import Finding
 from dispatcher.gpu_gate import Submits
 from dispatcher.job import Job, Partial, deadline_exceeded
-from dispatcher.policy import CPU, GPU, NO_GPU
+from dispatcher.policy import CPU, GPU, NO_GPU, POLICY
 from dispatcher.request import EncodedDocument, EncodeOptions, EncodeRequest, Request, Result, Route
 from dispatcher.router import Router
 from dispatcher.spell import Spell
@@ -51,7 +51,6 @@ class GroupCall:
         "_opens",
         "_options",
         "_queue",
-        "_route",
         "_router",
         "_since_ns",
         "_spell",
@@ -81,8 +80,8 @@ class GroupCall:
         self._is_cancelled = False
         self._spell: Spell | None = None
         self._since_ns = 0
-        self._route: Route = "auto"
-        self._opens: tuple[_Ordinary, ShortWay, str] | None = None
+        self._opens: Finding | None = None
+        """For the short way, if the text is replayed in its slot."""
 
     def cancel(self) -> None:
         """Nobody waits for it any more; `on_done` gets `Cancelled`, unless results are there already."""
@@ -94,7 +93,7 @@ class GroupCall:
 
     def start(self, route: Route, deadline_ns: int) -> None:
         """Choose a route and queue the documents there. Raises what is wrong with the options or the route."""
-        self._finisher, self._route = self._tokenizer.finisher(self._options), route
+        self._finisher = self._tokenizer.finisher(self._options)
         router, documents = self._router, self._documents
         if router.gpus.any and route != CPU and self._finisher is not None and documents:
             first, n_documents, lease = documents[0], len(documents), None
@@ -109,9 +108,12 @@ class GroupCall:
             self._spell = router.chooser.spell_of(choice, n_bytes, n_documents)
             if choice.route == GPU:
                 if lease is not None and not deadline_ns and self._finisher.changes_nothing:
-                    count = router.chooser.holds(choice, key, kind, n_bytes, self._since_ns)
-                    if count is not None:
-                        self._opens = _Ordinary(self, count), lease.way, "" if route == GPU else kind
+                    holds = router.chooser.holds(choice, key, kind, n_bytes, self._since_ns)
+                    if holds is not None:
+                        min_bytes, count = holds
+                        asked = self._tokenizer, self._options, self._model, route
+                        of_kind = "" if choice.reason == POLICY else kind
+                        self._opens = Finding(asked, of_kind, min_bytes, 2 * n_bytes, _Ordinary(self, count))
                 texts = [first] if n_documents == 1 and not isinstance(first, str) else [*map(_utf8, documents)]
                 self._submit(
                     router.gpus.route(choice.gpu),
@@ -147,10 +149,8 @@ class GroupCall:
         try:
             finisher = self._finisher
             if finisher is not None and finisher.changes_nothing and not group.needs_cpu:
-                if self._opens is not None:
-                    ordinary, way, kind = self._opens
-                    asked = (self._tokenizer, self._options, self._model, self._route)
-                    way.open(Finding(asked, kind, 2 * group.n_bytes, ordinary))
+                if self._opens is not None and group.lease is not None:
+                    group.lease.way.open(self._opens)
                 self._tell_of(group, group.ids, group.n_tokens)
             else:
                 self._finish(group)
@@ -251,11 +251,13 @@ class _Ordinary:
         call = GroupCall(self._tokenizer, [text], on_done, self._options, self._model, self._queue, self._router)
         return call.as_group(text), call
 
+    def count_choice(self) -> None:
+        """See `Ordinary`."""
+        self._count_choice()
+
     def count(self, n_documents: int, n_bytes: int, n_tokens: int) -> None:
         """See `Ordinary`."""
-        for _ in range(n_documents):
-            self._count_choice()
-        self._router.count_group(self._model, n_documents, n_bytes, n_tokens)
+        self._router.count_noted(self._model, n_documents, n_bytes, n_tokens)
 
 
 def _utf8(text: Text) -> bytes | memoryview:

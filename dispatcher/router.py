@@ -66,8 +66,9 @@ class Router:
         self._n_workers = n_workers
         self._gates: dict[int, GpuGate] = {}
         self._own = threading.local()
-        self.tallies: list[WorkerTally] = []
-        """Of each thread that results came back on."""
+        self._noted, self._noted_lock = WorkerTally(), threading.Lock()
+        self.tallies: list[WorkerTally] = [self._noted]
+        """Of each thread that results came back on, and of what was noted there and is counted by others."""
 
     def send(self, requests: list[Read]) -> tuple[list[Read], list[Job[Any]]]:
         """Hand what takes the GPU route over to it.
@@ -185,6 +186,11 @@ class Router:
         work.n_documents += n_documents
         work.n_bytes += n_bytes
         work.n_tokens += n_tokens
+
+    def count_noted(self, model: str, n_documents: int, n_bytes: int, n_tokens: int) -> None:
+        """The same from any thread, of which there may be ever more."""
+        with self._noted_lock:
+            self._noted.row(model, GPU).count(n_documents, n_bytes, n_tokens)
 
     def finish(self, bundle: Bundle | SecondTry, group: Group) -> None:
         """A group has results: write answers, and send back to the queue what is not complete."""

@@ -49,7 +49,7 @@ class Incarnation:
         self._to_fill: deque[Batch] = deque()
         self._filling: tuple[Batch, int] | None = None
         self._to_tell: deque[tuple[Group, str]] = deque()
-        self._reader = Reader(limits.hold_from_bytes, self._may_hold, self._let_go)
+        self._reader = Reader(limits.hold_from_bytes, self._may_hold, self._let_go, tally.n_views)
         ends = self._end, self._pump
         self.short = ShortWays(link, self.former, self._lock, self._reader, self._account, self._events, *ends)
         self._look_ns = self._turn_thread = 0

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,13 @@ from gpu_core.ladder import SizeClass
 
 class EngineLost(SidetokError):
     """The engine process ended, stopped answering, or its device failed: what was in flight must run elsewhere."""
+
+
+class SlotBytes(np.ndarray[tuple[Any, ...], np.dtype[np.uint8]]):
+    """Memory of a slot. A view of a view refers to the lowest array of its own type, and past the one that keeps the
+    slot, if that is a plain one: so it is none."""
+
+    __slots__ = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -52,8 +59,9 @@ class Slot:
 
     def __post_init__(self) -> None:
         """See the fields."""
-        self.starts, self.id_bytes = self.document_starts.data, self.ids.view(np.uint8)
+        self.starts, self.id_bytes = self.document_starts.data, self.ids.view(np.uint8).view(SlotBytes)
         self.id_bytes.flags.writeable = False
+        self.text = np.frombuffer(self.text, np.uint8).view(SlotBytes).data
 
 
 ALL_ANSWERED: Mapping[int, str] = MappingProxyType({})

@@ -210,7 +210,7 @@ class LocalLink:
         place = flying[0]
         clock, seen_by = time.perf_counter_ns, AT_FIRST
         left_ns = place.due_ns - clock()
-        if not place.is_long or left_ns > min(LONG_NAP_NS, timeout_s * 1e9):
+        if not place.is_long or place.n_second or left_ns > min(LONG_NAP_NS, timeout_s * 1e9):
             return -1
         for _ in range(LONG_STEPS):
             if left_ns > 0:

@@ -24,8 +24,10 @@ class Reader:
         hold_from_bytes: int,
         may_hold: Callable[[ModelQueue, Slot], bool],
         let_go: Callable[[ModelQueue, Slot, bool], None],
+        n_views: int = 0,
     ) -> None:
-        self.n_views = 0
+        self.n_views = n_views
+        """Documents whose ids were not copied, after so many."""
         self.hold_from = hold_from_bytes
         self._may_hold, self._let_go = may_hold, let_go
 

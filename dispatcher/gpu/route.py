@@ -194,7 +194,7 @@ class GpuRoute:
         queues = tuple(incarnation.former.queues.values())
         return self._tally.snapshot(
             self.ready,
-            incarnation.former.n_under_way,
+            incarnation.former.n_under_way + len(incarnation.short.flights),
             sum(queue.n_waiting + len(queue.alone) + len(queue.filled) for queue in queues),
             sum(queue.load.waiting_bytes + queue.load.alone_waiting_bytes for queue in queues),
             sum(sum(queue.n_held) for queue in queues),

@@ -52,8 +52,11 @@ class Ordinary(Protocol):
     def again(self, text: ReservedText, on_done: OnDone) -> tuple[Group, Cancels]:
         """A text as a group, whose callbacks tell `on_done`, and its call."""
 
+    def count_choice(self) -> None:
+        """Count the choice of the route for a text; from any thread."""
+
     def count(self, n_documents: int, n_bytes: int, n_tokens: int) -> None:
-        """Count texts that took the short way, and the choices of their route; from any thread."""
+        """Count texts that were answered; from any thread."""
 
 
 class Finding(NamedTuple):
@@ -63,20 +66,19 @@ class Finding(NamedTuple):
     """What its caller asked for."""
     kind: str
     """Texts of this kind of content only; empty = of any."""
+    min_bytes: int
     max_bytes: int
     ordinary: Ordinary
 
 
 class ShortCall:
-    """A text on the short way."""
+    """The call of a text on the short way."""
 
-    __slots__ = ("_again", "_is_cancelled", "launched_ns", "lease", "n_bytes", "on_done", "ordinary", "text", "way")
+    __slots__ = ("_again", "_is_cancelled")
 
-    def __init__(self, way: ShortWay, text: ReservedText, lease: Lease, on_done: OnDone, ordinary: Ordinary) -> None:
-        self.way, self.text, self.lease, self.on_done, self.ordinary = way, text, lease, on_done, ordinary
+    def __init__(self) -> None:
         self._is_cancelled = False
         self._again: Cancels | None = None
-        self.n_bytes = self.launched_ns = 0
 
     def cancel(self) -> None:
         """Nobody waits for it any more; see `dispatcher.group_call`."""
@@ -84,12 +86,15 @@ class ShortCall:
         if self._again is not None:
             self._again.cancel()
 
-    def group(self) -> Group:
-        """The same on the ordinary way."""
-        group, self._again = self.ordinary.again(self.text, self.on_done)
+    def goes_on(self, again: Cancels) -> None:
+        """Its text takes the ordinary way."""
+        self._again = again
         if self._is_cancelled:
-            self._again.cancel()
-        return group
+            again.cancel()
+
+
+Flight = tuple["ShortWay", ShortCall, ReservedText, Lease, OnDone, Ordinary, int]
+"""A text under way, and when it was launched. A call that is kept keeps nothing of it."""
 
 
 class ShortWay:
@@ -117,11 +122,12 @@ class ShortWay:
         self._open_until_ns = self._n_taken = 0
         self.cpu_ns = 0, 0
         """CPU time of launching a text, and of the turn that takes its result; measured for one in `MEASURED`."""
-        self.noted: deque[tuple[Ordinary, int, int, int, int]] = deque()
-        """Texts that are not counted yet: whose, bytes, tokens, nanoseconds of the replay, capacity of the slot."""
+        self.noted: deque[tuple[Ordinary, int, int, int, int, int]] = deque()
+        """Texts that are not counted yet: whose, bytes, tokens, nanoseconds of the replay and of the engine for it,
+        capacity of the slot."""
 
     def open(self, finding: Finding) -> None:
-        """A text took the ordinary way, and nothing was out of the ordinary."""
+        """A text took the ordinary way in its slot, and nothing was out of the ordinary."""
         self._finding, self._open_until_ns = finding, self._wall() + OPEN_NS
 
     def close(self) -> None:
@@ -134,13 +140,16 @@ class ShortWay:
         if finding is None or memory is None or finding.asked != asked:
             return None
         n_bytes, now_ns = len(memory), self._wall()
-        if now_ns >= self._open_until_ns or n_bytes > finding.max_bytes:
+        if now_ns >= self._open_until_ns or not finding.min_bytes <= n_bytes <= finding.max_bytes:
             return None
         if (finding.kind and content_kind(memory) != finding.kind) or not lock.acquire(False):
             return None
-        is_lost, flights = False, ways.flights
+        is_lost, flights, former, queue = False, ways.flights, self._former, self.queue
         try:
-            if self._former.n_under_way or len(flights) >= MAX_FLIGHTS or ways.is_closed or self.queue.is_forgotten:
+            # Beside documents that share a replay nothing is launched at once.
+            if former.n_under_way != former.n_alone_under_way or len(flights) >= MAX_FLIGHTS:
+                return None
+            if ways.is_closed or queue.is_forgotten:
                 return None
             try:
                 lease.unused.pop()  # see `Lease.use`
@@ -148,12 +157,11 @@ class ShortWay:
                 return None
             self._n_taken += 1
             begin_ns = 0 if self._n_taken % MEASURED else ways.clocks.cpu()
-            slot = lease.slot
+            slot, load, call = lease.slot, queue.load, ShortCall()
             starts = slot.starts
             starts[0], starts[1] = 0, n_bytes
-            call = ShortCall(self, text, lease, on_done, finding.ordinary)
-            call.n_bytes, call.launched_ns = n_bytes, now_ns
-            flights[slot.number] = call
+            flights[slot.number] = self, call, text, lease, on_done, finding.ordinary, now_ns
+            load.alone_launched_ns, load.alone_launched_bytes = now_ns, load.alone_launched_bytes + n_bytes
             try:
                 self._link.launch(slot, n_bytes, 1, FLAG_IDS)
             except Exception as error:
@@ -185,8 +193,8 @@ class ShortWays:
         pump: Callable[[], None],
     ) -> None:
         """`lock` is the route's, under which `end` ends the engine; `events` wait for it, and `pump` sees to them."""
-        self.flights: dict[int, ShortCall] = {}
-        """Texts under way, by slot. Whoever takes one out answers it."""
+        self.flights: dict[int, Flight] = {}
+        """By slot. Whoever takes one out answers it: any thread may launch, and end the engine, meanwhile."""
         self.is_closed = False
         self.link, self.former, self.lock, self.events, self.end, self.pump = link, former, lock, events, end, pump
         self.clocks = account.clocks
@@ -204,8 +212,8 @@ class ShortWays:
 
     @property
     def launched_ns(self) -> list[int]:
-        """When each text under way was launched; under the lock."""
-        return [call.launched_ns for call in self.flights.values()]
+        """When each text under way was launched."""
+        return [flight[-1] for flight in tuple(self.flights.values())]
 
     def forget(self, model_key: str) -> None:
         """A model is gone; its texts that are under way are still answered."""
@@ -217,25 +225,22 @@ class ShortWays:
     def turn(self, timeout_s: float) -> bool:
         """Wait for the only text that is under way, and answer; false if there is more to see to."""
         flights, wait_one, former = self.flights, self._wait_one, self.former
-        if len(flights) != 1 or wait_one is None or self.events or former.n_ahead or former.starved:
+        if wait_one is None or self.events or former.n_ahead or former.starved:
             return False
-        (number,) = flights
-        self._n_turns += 1
-        begin_ns = 0 if self._n_turns % MEASURED else self.clocks.cpu()
+        numbers = tuple(flights)
+        if len(numbers) != 1:
+            return False
+        begin_ns = self._measures()
         try:
-            n_tokens = wait_one(number, timeout_s)
+            n_tokens = wait_one(numbers[0], timeout_s)
         except Exception as error:  # the ordinary wait meets it, too
             _note(error)
             return False
         if n_tokens < 0:
             return False
-        call = flights.pop(number, None)
-        if call is None:  # the engine was ended meanwhile
-            return True
-        self._account.is_stale = True
-        if begin_ns:
-            call.way.cpu_ns = call.way.cpu_ns[0], self.clocks.cpu() - begin_ns
-        self._answer(call, n_tokens, self.clocks.wall() - call.launched_ns)
+        flight = flights.pop(numbers[0], None)
+        if flight is not None:
+            self._answer(flight, n_tokens, self.clocks.wall() - flight[-1], 0, begin_ns)
         return True
 
     def ended(self, completions: list[Completion]) -> list[Completion]:
@@ -244,17 +249,16 @@ class ShortWays:
             return completions
         others: list[Completion] = []
         for completion in completions:
-            call = self.flights.pop(completion.slot.number, None)
-            if call is None:
+            begin_ns = self._measures()
+            flight = self.flights.pop(completion.slot.number, None)
+            if flight is None:
                 others.append(completion)
                 continue
-            self._account.is_stale = True
             self._tally.n_second += completion.n_second
-            self._tally.engine_cpu_ns += completion.engine_cpu_ns
             if completion.needs_cpu:
-                self._fall_back(call, completion)
+                self._fall_back(flight, completion)
             else:
-                self._answer(call, completion.n_tokens, completion.replay_ns)
+                self._answer(flight, completion.n_tokens, completion.replay_ns, completion.engine_cpu_ns, begin_ns)
         return others
 
     def close(self) -> list[Group]:
@@ -263,9 +267,13 @@ class ShortWays:
         self.settle()
         groups: list[Group] = []
         while self.flights:
-            _, call = self.flights.popitem()
-            self._tally.lost(call.way.queue.counted_as, call.lease.slot.size.capacity, call.n_bytes, 1)
-            groups.append(call.group())
+            try:
+                _, flight = self.flights.popitem()
+            except KeyError:  # another thread answered it
+                break
+            way, _call, text, lease, *_ = flight
+            self._tally.lost(way.queue.counted_as, lease.slot.size.capacity, len(text), 1)
+            groups.append(_group(flight))
         return groups
 
     def settle(self) -> None:
@@ -273,43 +281,72 @@ class ShortWays:
         for way in tuple(self._ways.values()):
             self._settle(way)
 
-    def _fall_back(self, call: ShortCall, completion: Completion) -> None:
+    def _measures(self) -> int:
+        """The CPU clock, for one turn in `MEASURED`; 0 for the others."""
+        self._account.is_stale = True
+        self._n_turns += 1
+        return 0 if self._n_turns % MEASURED else self.clocks.cpu()
+
+    def _fall_back(self, flight: Flight, completion: Completion) -> None:
         """The device did not answer a text."""
-        way, tally = call.way, self._tally
+        way, _call, text, lease, *_ = flight
+        tally, queue = self._tally, way.queue
+        self._has_ended(queue, len(text))
         way.close()
         tally.needs_cpu.update(completion.needs_cpu.values())
-        capacity = call.lease.slot.size.capacity
-        tally.completed(way.queue.counted_as, capacity, call.n_bytes, 1, completion.replay_ns, 0, *way.cpu_ns)
-        group = call.group()
+        took_ns = completion.replay_ns, completion.engine_cpu_ns
+        tally.completed(queue.counted_as, lease.slot.size.capacity, len(text), 1, *took_ns, *way.cpu_ns)
+        group = _group(flight)
         group.needs_cpu = dict(completion.needs_cpu)
         group.n_tokens, group.ids, group.n_left, group.settled = [0], [None], 0, True
         answer(group.on_done, group)
 
-    def _answer(self, call: ShortCall, n_tokens: int, replay_ns: int) -> None:
-        slot, noted, ids = call.lease.slot, call.way.noted, None
+    def _answer(self, flight: Flight, n_tokens: int, replay_ns: int, engine_cpu_ns: int, begin_ns: int) -> None:
+        way, _call, text, lease, on_done, ordinary, _ = flight
+        slot, noted, n_bytes, ids = lease.slot, way.noted, len(text), None
+        self._has_ended(way.queue, n_bytes)
         if n_tokens << 2 >= self._reader.hold_from:
             self._reader.n_views += 1
             ids = slot.id_bytes[: n_tokens << 2].view(HeldIds)
-            ids.hold = call.lease
+            ids.hold = lease
+        if begin_ns:
+            way.cpu_ns = way.cpu_ns[0], self.clocks.cpu() - begin_ns
+        # Before the callback, which may look, or never return here.
+        noted.append((ordinary, n_bytes, n_tokens, replay_ns, engine_cpu_ns, slot.size.capacity))
         try:
-            call.on_done(EncodedGroup([slot.ids[:n_tokens].tobytes() if ids is None else ids], [n_tokens], "gpu"), None)
+            on_done(EncodedGroup([slot.ids[:n_tokens].tobytes() if ids is None else ids], [n_tokens], "gpu"), None)
         except Exception as failure:
             what = {"error": type(failure).__name__, "where": where(failure)}
             log.error("a result could not be handed over", extra=what)
-        noted.append((call.ordinary, call.n_bytes, n_tokens, replay_ns, slot.size.capacity))
-        if len(noted) >= MAX_NOTED:
-            self._settle(call.way)
+        if len(noted) >= MAX_NOTED or engine_cpu_ns or self.is_closed or way.queue.is_forgotten:
+            self._settle(way)
+
+    def _has_ended(self, queue: ModelQueue, n_bytes: int) -> None:
+        load = queue.load
+        load.alone_launched_bytes = n_left = max(0, load.alone_launched_bytes - n_bytes)
+        if not n_left:
+            load.alone_launched_ns = 0
 
     def _settle(self, way: ShortWay) -> None:
         tally, noted, counted_as = self._tally, way.noted, way.queue.counted_as
         tally.n_views = self._reader.n_views
         while noted:
             try:
-                ordinary, n_bytes, n_tokens, replay_ns, capacity = noted.popleft()
+                ordinary, n_bytes, n_tokens, replay_ns, engine_cpu_ns, capacity = noted.popleft()
             except IndexError:  # another thread counts, too
                 return
-            tally.completed(counted_as, capacity, n_bytes, 1, replay_ns, 0, *way.cpu_ns)
+            tally.completed(counted_as, capacity, n_bytes, 1, replay_ns, engine_cpu_ns, *way.cpu_ns)
+            ordinary.count_choice()
             ordinary.count(1, n_bytes, n_tokens)
+
+
+def _group(flight: Flight) -> Group:
+    """The same text on the ordinary way."""
+    _way, call, text, _lease, on_done, ordinary, _ = flight
+    ordinary.count_choice()
+    group, again = ordinary.again(text, on_done)
+    call.goes_on(again)
+    return group
 
 
 def _note(error: Exception) -> None:

@@ -334,6 +334,40 @@ def test_a_clear_choice_holds_for_as_many_bytes_as_make_it_clear() -> None:
     assert again(1_050)
 
 
+def test_what_holds_for_a_moment() -> None:
+    """A clear choice, from as many bytes on as make it clear; whatever was asked for; nothing else."""
+    by_byte, fast = Line(0.0, 100.0), Line(4_000_000.0, 0.0)
+    chooser = RouteChooser(
+        Costs(
+            {
+                CostKey(CPU, MODEL, KIND): StartValues(by_byte, by_byte),
+                CostKey(GPU, MODEL, KIND): StartValues(fast, fast),
+            }
+        )
+    )
+    gpu, idle = [GpuLoad(ready=True)], CpuLoad(4, 4)
+
+    def holds(n_bytes: int, now_ns: int = 0, policy: str = "") -> int | None:
+        choice = chooser.choose(MODEL, KIND, n_bytes, 1, idle, gpu, 0, policy=policy)
+        found = chooser.holds(choice, MODEL, KIND, n_bytes, now_ns)
+        if found is None:
+            return None
+        min_bytes, count = found
+        before = chooser.snapshot()[choice.route, choice.reason]
+        count()
+        assert chooser.snapshot()[choice.route, choice.reason] == before + 1
+        return min_bytes
+
+    assert holds(480_000) == pytest.approx(100_000, rel=0.01)
+    assert holds(480_000, LONG_CLEAR_NS + 1) is None
+    assert holds(80_000) is None
+    assert holds(80_000, policy=GPU) == 0
+    chooser.choose(MODEL, KIND, 480_000, 1, idle, gpu, 0)
+    while (choice := chooser.again(MODEL, KIND, 480_000, 1, gpu, 1)) is not None:
+        last = choice
+    assert chooser.holds(last, MODEL, KIND, 480_000, 1) is None
+
+
 def test_few_try_a_route_that_is_slow_by_far() -> None:
     """Neither after a second at a load nor after it becomes another one, and the slowest of a hundred are no slower."""
     slow = {

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dispatcher.gpu.held_ids import HeldIds, Hold, Holds, held_ids
+from dispatcher.gpu.link import SlotBytes
 
 
 class Slots:
@@ -19,7 +20,7 @@ class Slots:
     def __init__(self, n_holds: int) -> None:
         self.n_back = 0
         self.ids = np.arange(100, dtype=np.uint32)
-        self.id_bytes = self.ids.view(np.uint8)
+        self.id_bytes = self.ids.view(np.uint8).view(SlotBytes)
         self.id_bytes.flags.writeable = False
         self.holds = Holds(n_holds, self._back)
 
@@ -72,8 +73,17 @@ def test_the_last_one_gives_back() -> None:
         lambda view: view.data,
         lambda view: memoryview(view.data[4:8]),
         lambda view: view.reshape(4, 8)[1:],
+        lambda view: np.frombuffer(view, "<u4"),
+        lambda view: np.frombuffer(view.data, "<u4"),
+        lambda view: np.frombuffer(view[4:8], np.uint8)[1:],
+        np.asarray,
+        lambda view: view.view(np.ndarray)[1:],
+        lambda view: view.view("<u4"),
     ],
-    ids=["slice", "memoryview", "slice of a memoryview", "reshaped"],
+    ids=[
+        *("slice", "memoryview", "slice of a memoryview", "reshaped", "from buffer", "from its memoryview"),
+        *("from a slice", "as array", "plain view", "as numbers"),
+    ],
 )
 def test_any_view_of_it_keeps_the_slot(part_of: Callable[[HeldIds], Any]) -> None:
     """The array itself may be gone."""

@@ -135,6 +135,9 @@ def test_plain_views_keep_the_slot() -> None:
     before = n_free(rig)
     for view in (
         lambda text: np.asarray(text),
+        lambda text: np.frombuffer(text, np.uint8)[5:],
+        lambda text: np.frombuffer(text.data, "<u4"),
+        lambda text: text.view(np.ndarray)[5:],
         lambda text: text.data,
         lambda text: text[5:],
         lambda text: text.data[5:],

@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import logging
 import random
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from dispatcher.errors import Cancelled
-from dispatcher.gpu.fake_link import FakeEngine
+from dispatcher.gpu.fake_link import FakeEngine, make_slots
 from dispatcher.gpu.group import EncodedGroup
+from dispatcher.gpu.link import Completion
 from dispatcher.gpu.reserved_text import ReservedText
-from dispatcher.gpu.route import GpuRoute
-from dispatcher.gpu.short_way import MAX_FLIGHTS, MAX_NOTED, OPEN_NS, Finding, ShortCall, ShortWay
+from dispatcher.gpu.short_way import MAX_NOTED, ShortCall
+from dispatcher.gpus import Gpus
 from dispatcher.meter import WorkKey
 from dispatcher.request import EncodeOptions
-from dispatcher.tokenizer import Tokenizer
 from gpu_core.errors import SidetokError
 from tests.dispatcher.group_caller import PLAIN
-from tests.dispatcher.route_rig import MODEL, Rig
 from tests.dispatcher.test_group_call import Calls
-from tests.dispatcher.test_local_engine import Local, make
+from tests.dispatcher.test_local_engine import make
 from tests.engine_rig import until
-from tests.gpu_rig import GpuRig
+from tests.fakes import FakeTokenizer
+from tests.gpu_rig import KEY, GpuRig, code_points
 
 LONG = 300_000
+OTHER = "other"
 __all__ = ["make"]
 
 
@@ -360,180 +362,51 @@ def test_many_threads(calls: ShortCalls) -> None:
     assert sum(row.n_documents for row in work.values()) == len(texts)
 
 
-# --- A route in simulated time ----------------------------------------------------------------------------------------
+class TwoModels(FakeEngine):
+    """Ids of the other model are a thousand higher."""
+
+    def _finish(self, completion: Completion, n_documents: int, flags: int) -> None:
+        higher = np.uint32(1000 if completion.slot.model_key == OTHER else 0)
+        self.encode = lambda document: code_points(document) + higher
+        super()._finish(completion, n_documents, flags)
 
 
-class Found:
-    """See `Ordinary`, with groups of the rig."""
-
-    def __init__(self, rig: Rig) -> None:
-        self.rig, self.counted, self.n_cancelled = rig, 0, 0
-
-    def again(self, text: ReservedText, on_done: Any) -> Any:
-        """A group."""
-        return self.rig.group(text.data), self
-
-    def count(self, n_documents: int, n_bytes: int, n_tokens: int) -> None:
-        """Count."""
-        self.counted += n_documents
-
-    def cancel(self) -> None:
-        """Note it."""
-        self.n_cancelled += 1
-
-
-def opened(route: GpuRoute, found: Found, kind: str = "") -> ShortWay:
-    """The way of the rig's model."""
-    text = route.reserve(MODEL, LONG)
-    assert text is not None
-    assert text.lease is not None
-    text.lease.way.open(Finding(("this",), kind, 2 * LONG, found))
-    return text.lease.way
-
-
-def take(rig: Rig, way: ShortWay, text: bytes = text_of()) -> list[EncodedGroup] | None:
-    """Where the results will be; None if the text is not taken."""
-    reserved, results = rig.route.reserve(MODEL, len(text)), list[Any]()
-    assert reserved is not None
-    assert reserved.lease is not None
-    reserved.data[:] = text
-    call = way.take(reserved, reserved.lease, lambda result, error: results.append(result), ("this",))
-    return None if call is None else results
-
-
-def test_it_closes_after_a_while() -> None:
-    """Then costs are observed and the route is chosen again."""
-    rig = Rig(n_each=6)
-    way, end_ns = opened(rig.route, Found(rig)), rig.simulation.now_ns + OPEN_NS
-    rig.run(end_ns - 1)
-    assert take(rig, way) is not None
-    rig.run(end_ns)
-    assert take(rig, way) is None
-    assert len(rig.engine.launches) == 1
-
-
-def test_only_texts_of_its_kind() -> None:
-    """Where the choice rested on the content."""
-    rig = Rig(n_each=6)
-    way = opened(rig.route, Found(rig), "ascii")
-    assert take(rig, way, "é".encode() * LONG) is None
-    assert take(rig, way) is not None
-
-
-def test_nothing_is_launched_beside_others() -> None:
-    """While another replay of the route is under way, or as many texts as there may be."""
-    rig = Rig(n_each=8)
-    way = opened(rig.route, Found(rig))
-    rig.submit(b"short")
-    assert rig.engine.n_running == 1
-    assert take(rig, way) is None
-    rig.run()
-    results = [take(rig, way) for _ in range(MAX_FLIGHTS + 1)]
-    assert [result is not None for result in results] == [True] * MAX_FLIGHTS + [False]
-    rig.submit(b"short")
-    rig.run()
-    assert [[bytes(group.ids[0])[::4] for group in result] for result in results if result is not None] == [
-        [text_of()]
-    ] * MAX_FLIGHTS
-    assert len(rig.done) == 2
-
-
-@pytest.mark.parametrize("is_early", [True, False])
-def test_cancelling_reaches_the_ordinary_way(is_early: bool) -> None:
-    """Whether it went there before or goes there later."""
-    rig = Rig(n_each=6)
-    found = Found(rig)
-    way = opened(rig.route, found)
-    text = rig.route.reserve(MODEL, LONG)
-    assert text is not None
-    assert text.lease is not None
-    call = way.take(text, text.lease, lambda result, error: None, ("this",))
-    assert call is not None
-    if is_early:
-        call.cancel()
-    rig.engine.lose()
-    rig.run()
-    assert [reason for _group, reason in rig.fallen] == ["engine lost"]
-    if not is_early:
-        call.cancel()
-    assert found.n_cancelled == 1
-
-
-def test_a_hung_replay_is_noticed() -> None:
-    """The route gives the engine up after its time, as with any replay."""
-    rig = Rig(n_each=6)
-    found = Found(rig)
-    way = opened(rig.route, found)
-    rig.engine.is_hung = True
-    assert take(rig, way) is not None
-    for _ in range(40):
-        rig.run(rig.simulation.now_ns + 100_000_000)
-        rig.route.turn(0.0)
-    assert [(group.n_bytes, reason) for group, reason in rig.fallen] == [(LONG, "engine silent")]
-    assert take(rig, way) is None if rig.route.ready else True
-
-
-# --- Driven, on an engine of this process -----------------------------------------------------------------------------
-
-
-def encode(local: Local, tokenizer: Tokenizer, text: bytes) -> tuple[bytes, str, bool]:
-    """Ids of a reserved text, the route, and whether it took the short way."""
-    results: list[EncodedGroup] = []
-    reserved = local.dispatcher.reserve(tokenizer, len(text))
-    reserved.data[:] = text
-    call = local.dispatcher.encode_group(tokenizer, [reserved], lambda result, error: results.append(result), PLAIN)  # type: ignore[arg-type]
-    local.until(lambda: bool(results))
-    return bytes(results[0].ids[0]), results[0].route, isinstance(call, ShortCall)
-
-
-@pytest.mark.parametrize("synthetic", ["byte_bpe"], indirect=True)
-@pytest.mark.parametrize("driven", [True, False])
-def test_short_on_an_engine_of_this_process(
-    make: Callable[..., Local],
-    synthetic: Tokenizer,
-    driven: bool,
-    always: None,
-) -> None:
-    """Exact; driven, with a wait of its own. Another thread of the route may be busy when the next text comes."""
-    local = make(driven, replay_s=0.0002)
-    local.until(lambda: local.serves)
-    shorts = []
-    for seed in range(12):
-        text = text_of(LONG - 50 * seed, seed)
-        ids, route, is_short = encode(local, synthetic, text)
-        assert (ids, route) == (synthetic.encode([text.decode()], PLAIN)[0].ids, "gpu")
-        shorts.append(is_short)
-    assert shorts == [False, *[True] * 11] if driven else any(shorts)
-    assert local.dispatcher.snapshot().work[WorkKey("", "gpu")].n_documents == 12
-
-
-@pytest.mark.parametrize("synthetic", ["byte_bpe"], indirect=True)
-def test_a_text_that_the_device_leaves(make: Callable[..., Local], synthetic: Tokenizer) -> None:
-    """Seen by the lean wait, answered by the CPU route."""
-    local = make(replay_s=0.0002)
-    local.until(lambda: local.serves)
+def test_a_text_in_the_slot_of_another_model(calls: ShortCalls) -> None:
+    """Is copied, each time: it opens no way there."""
+    engine = TwoModels(None, {KEY: make_slots(KEY), OTHER: make_slots(OTHER, first_number=1000)})
+    calls.rig.gpus.routes[0].attach(engine)
+    other = FakeTokenizer()
+    other.spec = dataclasses.replace(other.spec, digest=OTHER)
     for _ in range(3):
-        encode(local, synthetic, text_of())
-    errors: list[Any] = []
-    reserved = local.dispatcher.reserve(synthetic, LONG)
-    reserved.data[:] = b"\xff" + text_of(LONG - 1)
-    local.dispatcher.encode_group(synthetic, [reserved], lambda result, error: errors.append(error), PLAIN)
-    local.until(lambda: bool(errors))
-    assert "not UTF-8" in str(errors[0])
-    assert encode(local, synthetic, text_of(seed=9))[1] == "gpu"
+        text = calls.reserved(text_of())
+        assert not isinstance(calls.rig.dispatcher.encode_group(other, [text], calls._tell, PLAIN), ShortCall)
+        ids = np.frombuffer(calls.result().ids[0], "<u4")
+        assert ids.tolist() == [byte + 1000 for byte in text_of()]
 
 
-@pytest.mark.parametrize("synthetic", ["byte_bpe"], indirect=True)
-def test_short_ends_with_its_device(make: Callable[..., Local], synthetic: Tokenizer, tmp_path: Path) -> None:
-    """It fails at a launch: that text, and all that come later, take the CPU route."""
-    local = make(replay_s=0.0002, fail_after=5)
-    local.until(lambda: local.serves)
-    expected = synthetic.encode([text_of().decode()], PLAIN)[0].ids
-    routes = []
-    for _ in range(10):
-        ids, route, _is_short = encode(local, synthetic, text_of())
-        assert ids == expected
-        routes.append(route)
-    assert routes[0] == "gpu"
-    assert routes[-1] == "cpu"
-    assert routes == sorted(routes, reverse=True)
+def test_two_gpus_share(always: None) -> None:
+    """A text is received where least is under way, also when that is on the short way."""
+    rig = GpuRig(n_gpus=2)
+    calls, gpus = ShortCalls(rig), rig.gpus
+    engines = [gpus.start(gpu, threaded=False) for gpu in range(2)]
+
+    def reserved() -> ReservedText:
+        text = Gpus.reserve(cast(Gpus, SimpleNamespace(_routes=gpus.routes)), KEY, LONG)
+        assert text is not None
+        text.data[:] = text_of()
+        return text
+
+    for route in gpus.routes:
+        text = route.reserve(KEY, LONG)
+        assert text is not None
+        text.data[:] = text_of()
+        calls.start(text)
+        for turned in gpus.routes:
+            turned.turn(0.0)
+        calls.right()
+        del text
+    for engine in engines:
+        engine.is_hung = True
+    assert all(isinstance(calls.start(reserved()), ShortCall) for _ in range(2))
+    assert [engine.n_running for engine in engines] == [1, 1]
+    rig.close()
