@@ -101,12 +101,11 @@ class ShortWay:
     """Of one model on one engine. `take` from any thread; the engine's lock guards what it changes."""
 
     __slots__ = (
-        "_finding",
+        "_findings",
         "_former",
         "_link",
         "_lock",
         "_n_taken",
-        "_open_until_ns",
         "_wall",
         "_ways",
         "cpu_ns",
@@ -118,8 +117,9 @@ class ShortWay:
         self.queue = queue
         self._ways, self._link, self._lock, self._former = ways, ways.link, ways.lock, ways.former
         self._wall = ways.clocks.wall
-        self._finding: Finding | None = None
-        self._open_until_ns = self._n_taken = 0
+        self._findings: dict[str, tuple[Finding, int]] = {}
+        """By kind of content, and until when they hold."""
+        self._n_taken = 0
         self.cpu_ns = 0, 0
         """CPU time of launching a text, and of the turn that takes its result; measured for one in `MEASURED`."""
         self.noted: deque[tuple[Ordinary, int, int, int, int, int]] = deque()
@@ -128,23 +128,28 @@ class ShortWay:
 
     def open(self, finding: Finding) -> None:
         """A text took the ordinary way in its slot, and nothing was out of the ordinary."""
-        self._finding, self._open_until_ns = finding, self._wall() + OPEN_NS
+        self._findings[finding.kind] = finding, self._wall() + OPEN_NS
 
     def close(self) -> None:
         """The next text takes the ordinary way."""
-        self._open_until_ns, self._finding = 0, None
+        self._findings.clear()
 
     def take(self, text: ReservedText, lease: Lease, on_done: OnDone, asked: tuple[object, ...]) -> ShortCall | None:
         """Launch a text that has this lease; None if it has to take the ordinary way."""
-        finding, memory, lock, ways = self._finding, text.memory, self._lock, self._ways
-        if finding is None or memory is None or finding.asked != asked:
+        findings, memory = self._findings, text.memory
+        if not findings or memory is None:
             return None
-        n_bytes, now_ns = len(memory), self._wall()
-        if now_ns >= self._open_until_ns or not finding.min_bytes <= n_bytes <= finding.max_bytes:
+        found = findings.get("")
+        if found is None or found[0].asked != asked:
+            found = findings.get(content_kind(memory))
+            if found is None or found[0].asked != asked:
+                return None
+        finding, until_ns = found
+        n_bytes, now_ns, lock = len(memory), self._wall(), self._lock
+        if now_ns >= until_ns or not finding.min_bytes <= n_bytes <= finding.max_bytes or not lock.acquire(False):
             return None
-        if (finding.kind and content_kind(memory) != finding.kind) or not lock.acquire(False):
-            return None
-        is_lost, flights, former, queue = False, ways.flights, self._former, self.queue
+        is_lost, ways, former, queue = False, self._ways, self._former, self.queue
+        flights = ways.flights
         try:
             # Beside documents that share a replay nothing is launched at once.
             if former.n_under_way != former.n_alone_under_way or len(flights) >= MAX_FLIGHTS:

@@ -79,9 +79,12 @@ def test_it_closes_after_a_while() -> None:
 
 def test_only_texts_of_its_kind() -> None:
     """Where the choice rested on the content."""
-    rig = Rig(n_each=6)
+    rig, wide = Rig(n_each=8), "é".encode() * (LONG // 2)
     way = opened(rig.route, Found(rig), "ascii")
-    assert take(rig, way, "é".encode() * LONG) is None
+    assert take(rig, way, wide) is None
+    assert take(rig, way) is not None
+    opened(rig.route, Found(rig), "wide")
+    assert take(rig, way, wide) is not None
     assert take(rig, way) is not None
 
 
