@@ -25,7 +25,7 @@ from dispatcher.gpu.group import ENGINE_LOST, EncodedGroup, Group, OnDone, answe
 from dispatcher.gpu.held_ids import HeldIds
 from dispatcher.gpu.link import Completion, EngineLink, EngineLost
 from dispatcher.gpu.model_queue import ModelQueue
-from dispatcher.gpu.reserved_text import Lease, ReservedText
+from dispatcher.gpu.reserved_text import Lease, ReservedText, lease_of
 from dispatcher.gpu.results import Reader
 from gpu_core.layout import FLAG_IDS
 
@@ -137,8 +137,13 @@ class ShortWay:
     def take(self, text: ReservedText, lease: Lease, on_done: OnDone, asked: tuple[object, ...]) -> ShortCall | None:
         """Launch a text that has this lease; None if it has to take the ordinary way."""
         findings, memory = self._findings, text.memory
-        if not findings or memory is None:
+        if not findings:
             return None
+        if memory is None:
+            # A slice: the beginning of a text that became shorter, or not.
+            if text.nbytes <= self.queue.load.alone_over_bytes or lease_of(text) is None:
+                return None
+            memory = text.data
         found = findings.get("")
         if found is None or found[0].asked != asked:
             found = findings.get(content_kind(memory))

@@ -135,11 +135,24 @@ def test_only_for_what_was_asked_before(calls: ShortCalls, more: dict[str, Any])
     assert all(np.frombuffer(ids, "<u4").tolist() == list(text_of())[: options.max_tokens] for ids in result.ids)
 
 
-def test_parts_and_much_longer_texts_take_the_ordinary_way(calls: ShortCalls) -> None:
-    """What was found out holds for whole texts of about that size."""
+def test_beginnings_of_texts(calls: ShortCalls) -> None:
+    """Whoever received less than was reserved: on the short way, if that is still long; other parts are copied."""
     calls.opened()
-    assert not isinstance(calls.start(calls.reserved(text_of())[: LONG - 1]), ShortCall)
-    calls.right(text_of()[: LONG - 1])
+    for part, is_short in (
+        (slice(0, LONG - 1), True),
+        (slice(None), True),
+        (slice(0, 100), False),
+        (slice(1, LONG), False),
+        (slice(0, LONG, 2), False),
+    ):
+        text = calls.reserved(text_of())[part]
+        assert isinstance(calls.start(text), ShortCall) == is_short
+        calls.right(text_of()[part])
+
+
+def test_much_longer_texts_take_the_ordinary_way(calls: ShortCalls) -> None:
+    """What was found out holds for texts of about that size."""
+    calls.opened()
     assert not isinstance(calls.one(text_of(2 * LONG + 2)), ShortCall)
     calls.right(text_of(2 * LONG + 2))
 

@@ -89,7 +89,7 @@ def test_only_texts_of_its_kind() -> None:
 
 
 def test_nothing_is_launched_beside_others() -> None:
-    """While another replay of the route is under way, or as many texts as there may be."""
+    """While a replay that documents share is under way, or as many texts as there may be."""
     rig = Rig(n_each=8)
     way = opened(rig.route, Found(rig))
     rig.submit(b"short")
