@@ -19,7 +19,7 @@ from gpu_core.spec import TokenizerSpec
 
 log = logging.getLogger("sidetok.proof")
 
-PROOF_VERSION = 1
+PROOF_VERSION = 2
 """Raised with every change of the cases, so that older verdicts are not believed (a test watches over it)."""
 
 CHUNK = 64

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from loadtest.result import Result
+from loadtest.scenarios import SCENARIOS
 from loadtest.stepping import Step
 from loadtest.table import markdown_table, microseconds, number, percent
 
@@ -23,6 +24,8 @@ HEAD = (
     "client busy",
     "late p99",
 )
+CLOSED_HEAD = ("requests of", "answered/s", *HEAD[2:-1])
+"""Nothing is offered where clients wait for each answer, and nothing can be late."""
 
 
 def markdown(results: Iterable[Result]) -> str:
@@ -32,15 +35,20 @@ def markdown(results: Iterable[Result]) -> str:
 
 def _section(result: Result) -> str:
     parts = [f"## {result['scenario']}", about(result)]
-    parts.append(markdown_table(HEAD, [_row(step) for step in result["steps"]]))
-    notes = [note for step in result["steps"] for note in _notes(step)]
+    closed = SCENARIOS[result["scenario"]].closed
+    rows = [(_name(step, closed), _row(step)) for step in result["steps"]]
+    if closed:
+        parts.append(markdown_table(CLOSED_HEAD, [[name, *row[1:-1]] for name, row in rows]))
+    else:
+        parts.append(markdown_table(HEAD, [row for _, row in rows]))
+    notes = [note for step in result["steps"] for note in _notes(step, _name(step, closed))]
     if result["options"]["find_saturation"]:
         notes.append(_saturation(result["saturation"]))
     if notes:
         parts.append("\n".join(f"* {note}" for note in dict.fromkeys(notes)))
     last = result["steps"][-1]
     if len(last["groups"]) > 1:
-        parts.append(f"By group, at {number(last['offered_per_s'])} offered/s:")
+        parts.append(f"By group, at {_name(last, closed)}{'' if closed else ' offered'}:")
         parts.append(_groups(last))
     return "\n\n".join(parts)
 
@@ -52,13 +60,18 @@ def about(result: Result) -> str:
     server = result["server"]["version"] or {}
     codec = f", {options['codec']}" if options["api"] == "native" else ""
     codec += "" if options["route"] == "auto" else f", {options['route']} route asked for"
+    if SCENARIOS[result["scenario"]].closed:
+        times = "each client waits for its answer"
+        counts = "Latency counts from sending"
+    else:
+        times = f"{result['arrivals']} arrivals"
+        counts = "Latency counts from the intended start; *late* is how much of it had passed when the request was sent"
     return (
         f"{result['about']}. {result['started']}; {machine['usable_cpus']} CPUs ({machine['cpu']}), {gpus}; "
         f"{result['target']}, {options['api']}{codec}, server {server.get('version', 'unknown')}, "
-        f"model {served_model(result)}; {result['arrivals']} arrivals, seed {options['seed']}, "
+        f"model {served_model(result)}; {times}, seed {options['seed']}, "
         f"{options['duration_s']:g} s a step after {options['warm_up_s']:g} s, scale {options['scale']:g}, "
-        f"texts: {result['texts']['origin']}. Latency counts from the intended start; "
-        "*late* is how much of it had passed when the request was sent."
+        f"texts: {result['texts']['origin']}. {counts}."
     )
 
 
@@ -83,6 +96,13 @@ def host_cpu_us(step: Step) -> float | None:
     own = server.get("host_cpu_us_per_request") or server.get("process_cpu_us_per_request")
     measured: float | None = own if own is not None else step["server_process_cpu_us_per_request"]
     return measured
+
+
+def _name(step: Step, closed: bool) -> str:
+    """What tells a step from the others: what was sent, or how much of it was offered."""
+    if closed:
+        return next(iter(step["groups"]), "–")
+    return f"{number(step['offered_per_s'])}/s"
 
 
 def _row(step: Step) -> list[str]:
@@ -110,31 +130,30 @@ def _ids(equality: dict[str, Any]) -> str:
     return f"{equality['n_equal']} equal{unjudged}"
 
 
-def _notes(step: Step) -> list[str]:
-    rate = number(step["offered_per_s"])
-    notes = [f"{rate}/s: {n} x {what}" for what, n in step["failures"].items()]
+def _notes(step: Step, name: str) -> list[str]:
+    notes = [f"{name}: {n} x {what}" for what, n in step["failures"].items()]
     if step["saturated"]:
-        notes.append(f"{rate}/s is more than the server takes: {step['saturated']}")
+        notes.append(f"{name} is more than the server takes: {step['saturated']}")
     if step["generator"]["limits"]:
         busy = percent(step["generator"]["busy"])
         notes.append(
-            f"{rate}/s: a client process was busy {busy} of the time, so these are the generator's numbers, "
+            f"{name}: a client process was busy {busy} of the time, so these are the generator's numbers, "
             "not the server's; give it more --clients"
         )
     equality = step["equality"]
     if not equality["checked"]:
         notes.append(f"ids were not compared with the reference ({equality['reference']})")
     elif equality["groups_not_checked"]:
-        notes.append(f"{rate}/s: no ids compared in: {', '.join(equality['groups_not_checked'])}")
-    for name, group in step["groups"].items():
-        alone = step["groups"].get(f"{name.partition(' beside ')[0]} alone")
-        if " beside " in name and alone and alone["latency_us"] and group["latency_us"]:
+        notes.append(f"{name}: no ids compared in: {', '.join(equality['groups_not_checked'])}")
+    for title, group in step["groups"].items():
+        alone = step["groups"].get(f"{title.partition(' beside ')[0]} alone")
+        if " beside " in title and alone and alone["latency_us"] and group["latency_us"]:
             ratios = [f"{q} {group['latency_us'][q] / alone['latency_us'][q]:.2f}x" for q in ("p50", "p99")]
-            notes.append(f"{rate}/s: {name} takes {' and '.join(ratios)} of what it takes alone")
+            notes.append(f"{name}: {title} takes {' and '.join(ratios)} of what it takes alone")
     if step["neighbours"]:
         beside = step["neighbours"]
         notes.append(
-            f"{rate}/s: {beside['n']} busy processes beside it did {number(beside['work_per_s'])} units of work/s"
+            f"{name}: {beside['n']} busy processes beside it did {number(beside['work_per_s'])} units of work/s"
         )
     return notes
 

@@ -1,4 +1,4 @@
-"""Tokenizers, texts and reference ids for what runs on a device machine: a folder laid out like `../shared/data`."""
+"""Tokenizers, texts and reference ids for what runs on a device machine: a folder laid out as CONTRIBUTING.md says."""
 
 from __future__ import annotations
 
@@ -18,35 +18,53 @@ from gpu_core.tables import check_support
 Ids = NDArray[np.uint32]
 
 
+class Missing(SystemExit):
+    """Ends the program with one sentence that says what the folder lacks."""
+
+
 class DeviceData:
-    """What lies in a data folder."""
+    """What lies in a data folder. Raises `Missing` where it lacks what is asked for."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        if next(folder.glob(self._tokenizer("*")), None) is None:
+            raise Missing(f'{folder} has no {self._tokenizer("NAME")}: see "Benchmarks" in CONTRIBUTING.md.')
 
     def families(self) -> list[str]:
         """Tokenizers that the device serves."""
-        names = sorted(path.parent.name for path in self.folder.glob("tokenizers/*/tokenizer.json.xz"))
+        names = sorted(path.parent.name for path in self.folder.glob(self._tokenizer("*")))
         return [name for name in names if _is_served(self.tokenizer_json(name))]
 
     def tokenizer_json(self, family: str) -> bytes:
         """One tokenizer's file."""
-        return lzma.decompress((self.folder / "tokenizers" / family / "tokenizer.json.xz").read_bytes())
+        return lzma.decompress(self._found(self._tokenizer(family)).read_bytes())
 
     def corpus(self, name: str) -> str:
         """`books`, `code`, `multilingual` or `agentic`."""
         path = self.folder / "corpora" / f"{name}.txt"
         if path.is_file():
             return path.read_text(encoding="utf-8")
-        rows = (self.folder / "corpora" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+        rows = self._found(f"corpora/{name}.jsonl", f"corpora/{name}.txt").read_text(encoding="utf-8").splitlines()
         messages = [message for row in rows for message in json.loads(row)["messages"]]
         return "\n".join(message["content"] for message in messages if isinstance(message.get("content"), str))
 
     def adversarial(self) -> list[bytes]:
         """Small tricky documents; those with lone surrogates are no UTF-8 and left out."""
-        rows = (self.folder / "corpora" / "adversarial.jsonl").read_text(encoding="utf-8").splitlines()
+        rows = self._found("corpora/adversarial.jsonl").read_text(encoding="utf-8").splitlines()
         texts = [json.loads(row)["text"] for row in rows]
         return [text.encode() for text in texts if not any(0xD800 <= ord(char) < 0xE000 for char in text)]
+
+    @staticmethod
+    def _tokenizer(family: str) -> str:
+        return f"tokenizers/{family}/tokenizer.json.xz"
+
+    def _found(self, *names: str) -> Path:
+        """The file of the first name; the others may take its place."""
+        path = self.folder / names[0]
+        if not path.is_file():
+            wanted = " or ".join(reversed(names))
+            raise Missing(f'{self.folder} has no {wanted}: see "Benchmarks" in CONTRIBUTING.md.')
+        return path
 
 
 class Reference:

@@ -37,6 +37,21 @@ def test_a_report() -> None:
     assert "model m" in text
 
 
+def test_a_report_of_a_closed_loop() -> None:
+    """Each size has its row, nothing is said to be offered or to arrive, and latency counts from sending."""
+    group = step_of(100)["groups"]["books"]
+    steps = [step_of(100, groups={f"{size:,} bytes": group}, failures={"timed out": 4}) for size in (1024, 480_000)]
+    text = markdown([result_of(*steps, scenario="closed", arrivals="constant")])
+    assert "| requests of | answered/s | p50 |" in text
+    for size in ("1,024 bytes", "480,000 bytes"):
+        assert f"| {size} | 100 | 100 us | 200 us | 400 us | 800 us | 50 | 25 % | 4 | 20 equal | 20 % |" in text
+        assert f"* {size}: 4 x timed out" in text
+    assert "each client waits for its answer" in text
+    assert "Latency counts from sending" in text
+    for wrong in ("arrivals", "offered", "intended", "late"):
+        assert wrong not in text.replace("Latency", "")
+
+
 def test_what_a_report_does_not_hide() -> None:
     """Wrong ids, failures, saturation, a busy generator and a check that was off are said in words."""
     wrong = {"checked": True, "reference": "r", "n_equal": 3, "n_different": 2, "different": {"code": 2},
