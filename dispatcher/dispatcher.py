@@ -111,7 +111,7 @@ class Dispatcher:
 
         `documents` are UTF-8 or text, of one kind of content. `on_done(result, error)` is called once, on a thread of
         the dispatcher. `model` is the label in metrics, `deadline_ns` on the clock of `time.monotonic_ns`. Raises
-        `InvalidOption`, `NoGpuRoute`, and `UnicodeEncodeError` for a lone surrogate.
+        `InvalidOption`, `NoGpuRoute`, `DispatcherClosed`, and `UnicodeEncodeError` for a lone surrogate.
         """
         if len(documents) == 1 and isinstance(text := documents[0], ReservedText) and not deadline_ns:
             lease = text.lease
@@ -216,7 +216,10 @@ class Dispatcher:
         return self._queue.n_huge_finished
 
     def close(self) -> None:
-        """Stop the workers after what is queued; a document that takes longer than `CLOSE_S` is left behind."""
+        """Stop the workers after what is queued, and take no more (`DispatcherClosed`).
+
+        What takes longer than `CLOSE_S` is left behind: threads that end with the process go on with it.
+        """
         self._queue.close()
         self._halves.close()
         until_s = time.monotonic() + CLOSE_S

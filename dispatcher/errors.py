@@ -23,6 +23,13 @@ class ModelAway(OverloadError):
     """The model has a process of its own, which ended; another one is being started."""
 
 
+class DispatcherClosed(OverloadError):
+    """The dispatcher was closed before the work could be queued."""
+
+    def __init__(self) -> None:
+        super().__init__("The dispatcher is closed; make another one.")
+
+
 class InvalidIds(CallerError):
     """A sequence of token ids that cannot be decoded."""
 

@@ -15,7 +15,7 @@ from typing import Any
 from dispatcher.admission import Uncounted
 from dispatcher.bundle import doubtful, finished_ids
 from dispatcher.costs import content_kind
-from dispatcher.errors import Cancelled, EngineFault, InvalidOption, InvalidText, NoGpuRoute
+from dispatcher.errors import Cancelled, DispatcherClosed, EngineFault, InvalidOption, InvalidText, NoGpuRoute
 from dispatcher.failures import where
 from dispatcher.finisher import Finisher
 from dispatcher.gpu.group import CANCELLED, EXPIRED, EncodedGroup, Group, Ids, OnDone
@@ -93,6 +93,8 @@ class GroupCall:
 
     def start(self, route: Route, deadline_ns: int) -> None:
         """Choose a route and queue the documents there. Raises what is wrong with the options or the route."""
+        if self._queue.is_closed:
+            raise DispatcherClosed
         self._finisher = self._tokenizer.finisher(self._options)
         router, documents = self._router, self._documents
         if router.gpus.any and route != CPU and self._finisher is not None and documents:
@@ -206,7 +208,8 @@ class GroupCall:
             job.partial = Partial(request, results, again)
         self._job = job
         job.abandoned = self._is_cancelled
-        self._queue.put([job])
+        if not self._queue.put([job]):
+            self._tell(None, DispatcherClosed())
 
     def _read_text(self) -> EncodeRequest | None:
         try:

@@ -23,7 +23,7 @@ from typing import Any, TypeGuard
 from dispatcher.bundle import Bundle, SecondTry
 from dispatcher.chooser import RouteChooser
 from dispatcher.costs import content_kind
-from dispatcher.errors import Cancelled, InvalidOption, NoGpuRoute
+from dispatcher.errors import Cancelled, DispatcherClosed, InvalidOption, NoGpuRoute
 from dispatcher.failures import fail
 from dispatcher.finisher import Finisher
 from dispatcher.gpu.group import CANCELLED, EXPIRED, Group
@@ -355,8 +355,10 @@ class Router:
             self._shadow.sample(request, complete)
 
     def _return(self, finished: list[Job[Any]], back: list[Job[Any]]) -> None:
-        if back:
-            self._queue.put(back)
+        if back and not self._queue.put(back):
+            for job in back:
+                fail(job, DispatcherClosed())
+            self._collect(back)
         if finished:
             self._collect(finished)
 

@@ -67,6 +67,11 @@ class WorkQueue:
         """One waited from a `rescue` to the next: those before it may be slow, so it need not wait for their CPU."""
 
     @property
+    def is_closed(self) -> bool:
+        """Whether nothing more is queued."""
+        return self._closed
+
+    @property
     def n_idle(self) -> int:
         """Workers that would begin at once; like what waits, as of some moment, from any thread."""
         return len(self._parked)
@@ -88,16 +93,19 @@ class WorkQueue:
             self._n_awake += 1
         return Bell()
 
-    def put(self, jobs: Sequence[Job[Any]]) -> None:
-        """Queue jobs and wake workers if some should be."""
+    def put(self, jobs: Sequence[Job[Any]]) -> bool:
+        """Queue jobs and wake workers if some should be; false, with none of them queued, when the queue is closed."""
         bells = []
         with self._lock:
+            if self._closed:
+                return False
             for job in jobs:
                 (self._huge if _is_huge(job) else self._jobs).append(job)
                 if (bell := self._next_to_wake()) is not None:
                     bells.append(bell)
         for bell in bells:
             self._wake(bell)
+        return True
 
     def get(self, bell: Bell) -> list[Job[Any]]:
         """The jobs of one round, once there are any: one long job, or short ones up to the round's bounds.

@@ -79,6 +79,7 @@ TABLE: dict[type[core.SidetokError], Status] = {
     dispatch.TextTooLarge: Status(413, "BadRequestError", "bad_request"),
     dispatch.NoGpuRoute: Status(503, "ServiceUnavailableError", "unavailable"),
     dispatch.ModelAway: Status(503, "ServiceUnavailableError", "unavailable"),
+    dispatch.DispatcherClosed: Status(503, "ServiceUnavailableError", "unavailable"),
     dispatch.TooBusy: Status(429, "RateLimitError", "shed"),
     dispatch.DeadlineExceeded: Status(504, "TimeoutError", "deadline"),
     dispatch.Cancelled: Status(499, "ClientClosedRequest", "cancelled"),

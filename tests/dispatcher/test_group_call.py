@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dispatcher.errors import Cancelled, DeadlineExceeded, EngineFault, InvalidOption, InvalidText, NoGpuRoute
+from dispatcher.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    DispatcherClosed,
+    EngineFault,
+    InvalidOption,
+    InvalidText,
+    NoGpuRoute,
+)
 from dispatcher.finisher import Finisher
 from dispatcher.gpu.group import EncodedGroup
 from dispatcher.meter import WorkKey
@@ -238,3 +246,22 @@ def test_what_is_wrong_is_said(calls: Calls) -> None:
         calls.rig.dispatcher.encode_group(calls.rig.tokenizer, ["a"], broken, route=route)
         calls.start("b", route=route)
         assert ids_of(calls.result()) == ids("b")
+
+
+def test_a_closed_dispatcher(calls: Calls) -> None:
+    """What is queued is still answered, a new call raises, and what a GPU gives back afterwards is told why."""
+    engine = calls.rig.gpus.start(replay_ns=lambda n_bytes, n_documents: SLOW_NS)
+    calls.start("a")
+    gate = calls.rig.tokenizer.gate("hold")
+    calls.start("hold", route="cpu")
+    gate.wait_entered()
+    calls.start("queued", route="cpu")
+    gate.open()
+    calls.rig.dispatcher.close()
+    assert sorted([ids_of(calls.result()), ids_of(calls.result())]) == sorted([ids("hold"), ids("queued")])
+    for route in ("cpu", "auto"):
+        with pytest.raises(DispatcherClosed, match="closed"):
+            calls.start("late", route=route)
+    engine.lose()
+    assert isinstance(calls.error(), DispatcherClosed)
+    assert calls.told.empty()
