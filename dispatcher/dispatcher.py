@@ -15,7 +15,8 @@ from typing import Any
 
 from dispatcher.admission import Admission
 from dispatcher.cpus import usable_cpus
-from dispatcher.failures import failed, where
+from dispatcher.errors import DispatcherClosed
+from dispatcher.failures import fail, failed, where
 from dispatcher.gpu.group import OnDone
 from dispatcher.gpu.reserved_text import ReservedText, ordinary_text
 from dispatcher.gpu.short_way import ShortCall
@@ -90,7 +91,7 @@ class Dispatcher:
         self._in_flight.add(job)
         self.admission.backlog.enter(job.slot.n_bytes)
         if self._soon is None:
-            self._queue.put([job])
+            self._put([job])
             return
         self._submitted.append(job)
         if len(self._submitted) == 1:
@@ -229,7 +230,13 @@ class Dispatcher:
 
     def _queue_submitted(self) -> None:
         jobs, self._submitted = self._submitted, []
-        self._queue.put(jobs)
+        self._put(jobs)
+
+    def _put(self, jobs: list[Job[Any]]) -> None:
+        if not self._queue.put(jobs):
+            for job in jobs:
+                fail(job, DispatcherClosed())
+            self._collect(jobs)
 
     def _collect(self, jobs: Jobs) -> None:
         """Called by a worker at the end of a round, and by whatever thread results of a GPU come on."""

@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 
-from dispatcher.errors import DeadlineExceeded
+from dispatcher.errors import DeadlineExceeded, DispatcherClosed
 from dispatcher.worker import PART_CHARS
 from tests.fakes import LIMIT_S, FakeJob, Gate, Panic
 from tests.rig import LONG, Rig, ids
@@ -50,6 +50,17 @@ def test_a_deadline_ends_a_job_that_runs(lone: Rig) -> None:
     lone.settle()
     assert job.ending.answer == "DeadlineExceeded"
     assert isinstance(job.ending.error, DeadlineExceeded)
+
+
+def test_a_job_that_comes_after_the_end(lone: Rig) -> None:
+    """It is told so, and gives its slot back."""
+    lone.dispatcher.close()
+    job = lone.submit("late")
+    lone.finish(job)
+    assert isinstance(job.ending.error, DispatcherClosed)
+    assert lone.tokenizer.seen == []
+    lone.settle()
+    assert lone.dispatcher.n_in_flight == lone.dispatcher.admission.n_requests == 0
 
 
 def test_a_deadline_passed_at_the_start_of_work(lone: Rig) -> None:
