@@ -127,6 +127,9 @@ class _Habit:
         now_ns: int,
     ) -> None:
         """Keep a prediction, and for how much it holds; the other route takes so many times as long."""
+        if choice.route != self.last:
+            # What was clear was so of the other route.
+            self.n_clear = 0
         self.last = choice.route
         self.n_since += 1
         if times >= CLEAR_TIMES and choice.gpu == 0 and len(gpus) == 1:

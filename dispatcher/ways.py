@@ -104,9 +104,14 @@ class Seen:
         """Whether it is known to be slow by far."""
         return self.n_tries >= TRIES and self.slower > FAR
 
-    def doubted(self, by: float = math.inf) -> Seen:
-        """A copy that counts as one try, unless it is slow by far even if that is less by so much (a logarithm)."""
-        return replace(self, n_tries=self.n_tries if self.slower - by > FAR else min(self.n_tries, 1))
+    def doubted(self, by: float = math.inf, is_less: bool = False) -> Seen:
+        """A copy that counts as one try, unless it is slow by far even if that is less by so much (a logarithm).
+
+        `is_less`: it is, because the way that is kept has become slower by so much. It may do so again.
+        """
+        if self.slower - by <= FAR:
+            return replace(self, n_tries=min(self.n_tries, 1))
+        return replace(self, slower=self.slower - by) if is_less else replace(self)
 
     def learn(self, slower: float, dearer: float, cost: float, is_clear: bool = False) -> None:
         """From one more try; a clear one is enough."""
@@ -143,7 +148,8 @@ class Standing:
 
     def doubted(self, time: float = math.inf, by: float = math.inf) -> Standing:
         """A copy in which ways count as tried once (see `Seen.doubted`); `time` is new."""
-        return Standing(self.kept, {way: seen.doubted(by) for way, seen in self.others.items()}, time)
+        is_less = time < math.inf
+        return Standing(self.kept, {way: seen.doubted(by, is_less) for way, seen in self.others.items()}, time)
 
     def due(self, slower_by: Mapping[str, float], n_answers: float) -> str:
         """Another way to try now, or the one that is kept.

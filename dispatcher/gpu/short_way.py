@@ -217,7 +217,10 @@ class ShortWays:
         """The way of a model."""
         way = self._ways.get(queue.key)
         if way is None or way.queue is not queue:
-            way = self._ways[queue.key] = ShortWay(self, queue)
+            with self.lock:
+                way = self._ways.get(queue.key)
+                if way is None or way.queue is not queue:
+                    way = self._ways[queue.key] = ShortWay(self, queue)
         return way
 
     @property
@@ -301,7 +304,7 @@ class ShortWays:
         """The device did not answer a text."""
         way, _call, text, lease, *_ = flight
         tally, queue = self._tally, way.queue
-        self._has_ended(queue, len(text))
+        self._has_ended(queue)
         way.close()
         tally.needs_cpu.update(completion.needs_cpu.values())
         took_ns = completion.replay_ns, completion.engine_cpu_ns
@@ -314,7 +317,7 @@ class ShortWays:
     def _answer(self, flight: Flight, n_tokens: int, replay_ns: int, engine_cpu_ns: int, begin_ns: int) -> None:
         way, _call, text, lease, on_done, ordinary, _ = flight
         slot, noted, n_bytes, ids = lease.slot, way.noted, len(text), None
-        self._has_ended(way.queue, n_bytes)
+        self._has_ended(way.queue)
         if n_tokens << 2 >= self._reader.hold_from:
             self._reader.n_views += 1
             ids = slot.id_bytes[: n_tokens << 2].view(HeldIds)
@@ -331,10 +334,11 @@ class ShortWays:
         if len(noted) >= MAX_NOTED or engine_cpu_ns or self.is_closed or way.queue.is_forgotten:
             self._settle(way)
 
-    def _has_ended(self, queue: ModelQueue, n_bytes: int) -> None:
-        load = queue.load
-        load.alone_launched_bytes = n_left = max(0, load.alone_launched_bytes - n_bytes)
-        if not n_left:
+    def _has_ended(self, queue: ModelQueue) -> None:
+        # Anew each time: others launch meanwhile.
+        load, left = queue.load, [len(flight[2]) for flight in tuple(self.flights.values()) if flight[0].queue is queue]
+        load.alone_launched_bytes = sum(left)
+        if not left:
             load.alone_launched_ns = 0
 
     def _settle(self, way: ShortWay) -> None:

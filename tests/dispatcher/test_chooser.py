@@ -334,6 +334,24 @@ def test_a_clear_choice_holds_for_as_many_bytes_as_make_it_clear() -> None:
     assert again(1_050)
 
 
+def test_what_was_clear_of_a_gpu_is_not_of_the_cpu() -> None:
+    """A worker stays with the CPU route only where that was clear."""
+    slow, fast = Line(200_000.0, 0.0), Line(150_000.0, 0.0)
+    chooser = RouteChooser(
+        Costs({CostKey(CPU, MODEL, KIND): StartValues(slow, slow), CostKey(GPU, MODEL, KIND): StartValues(fast, fast)})
+    )
+    first, load = CpuLoad(4, 4, is_first=True), GpuLoad(ready=True)
+
+    def chosen(n_documents: int, now_ns: int, launched_ns: int) -> str:
+        load.launched_ns, load.launched_bytes = launched_ns, 5_000 if launched_ns else 0
+        return chooser.choose(MODEL, KIND, 5_000 * n_documents, n_documents, first, [load], now_ns).route
+
+    assert chosen(1, 1_000, 1) == CPU
+    assert chosen(8, 1_000_000, 0) == GPU
+    assert chosen(1, 2_000_000, 1_890_000) == CPU
+    assert not chooser.stays(MODEL, KIND, 5_000, 1, 0, 3_000_000)
+
+
 def test_what_holds_for_a_moment() -> None:
     """A clear choice, from as many bytes on as make it clear; whatever was asked for; nothing else."""
     by_byte, fast = Line(0.0, 100.0), Line(4_000_000.0, 0.0)

@@ -179,3 +179,18 @@ def test_a_call_that_is_kept_keeps_no_slot(calls: ShortCalls) -> None:
     assert all(isinstance(call, ShortCall) for call in kept)
     calls.turn()
     assert calls.rig.gpus.routes[0].snapshot().n_held == 0
+
+
+def test_the_queue_is_empty_in_the_end(calls: ShortCalls) -> None:
+    """Whatever another thread wrote meanwhile: what is under way is summed up anew."""
+    engine = calls.opened()
+    engine.is_hung = True
+    load = calls.rig.gpus.routes[0].load(KEY)
+    for seed in (2, 3):
+        assert isinstance(calls.one(text_of(seed=seed)), ShortCall)
+    assert load.alone_launched_bytes == 2 * LONG
+    load.alone_launched_bytes += LONG
+    engine.is_hung = False
+    for seed in (2, 3):
+        calls.right(text_of(seed=seed))
+    assert (load.alone_launched_bytes, load.alone_launched_ns) == (0, 0)

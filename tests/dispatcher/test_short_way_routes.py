@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,17 @@ import pytest
 from dispatcher.gpu.batch import RouteLimits
 from dispatcher.gpu.group import EncodedGroup
 from dispatcher.gpu.link import Completion
+from dispatcher.gpu.model_queue import ModelQueue
 from dispatcher.gpu.reserved_text import ReservedText
 from dispatcher.gpu.route import GpuRoute
-from dispatcher.gpu.short_way import MAX_FLIGHTS, OPEN_NS, Finding, Flight, ShortCall, ShortWay
+from dispatcher.gpu.short_way import MAX_FLIGHTS, OPEN_NS, Finding, Flight, ShortCall, ShortWay, ShortWays
 from dispatcher.meter import WorkKey
 from dispatcher.tokenizer import Tokenizer
 from tests.dispatcher.group_caller import PLAIN
 from tests.dispatcher.route_rig import MODEL, Rig
 from tests.dispatcher.test_local_engine import Local, make
 from tests.dispatcher.test_short_way import LONG, always, text_of
+from tests.engine_rig import until
 
 __all__ = ["always", "make"]
 
@@ -126,6 +129,29 @@ def test_only_texts_of_about_its_size(n_bytes: int) -> None:
     way = opened(rig.route, Found(rig))
     assert take(rig, way, text_of(n_bytes)) is None
     assert take(rig, way) is not None
+
+
+def test_one_way_for_each_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads that ask first get the same: what it notes is counted."""
+    rig = Rig(n_each=6)
+    incarnation = rig.route._incarnation
+    assert incarnation is not None
+    queue = incarnation.queue_of(MODEL)
+    assert queue is not None
+    made: list[ShortWay] = []
+
+    def make_slowly(ways: ShortWays, queue: ModelQueue) -> ShortWay:
+        barrier.append(1)
+        until(lambda: len(barrier) == 2 or second.is_alive())
+        return ShortWay(ways, queue)
+
+    barrier: list[int] = []
+    monkeypatch.setattr("dispatcher.gpu.short_way.ShortWay", make_slowly)
+    second = threading.Thread(target=lambda: made.append(incarnation.short.of(queue)))
+    second.start()
+    made.append(incarnation.short.of(queue))
+    second.join()
+    assert made[0] is made[1]
 
 
 class Racing(dict[int, Flight]):

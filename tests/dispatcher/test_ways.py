@@ -160,6 +160,10 @@ def test_what_is_clear_is_not_doubted() -> None:
     assert standing.doubted(by=math.log(6)).others[CPU].n_tries == 1
     assert standing.doubted().others[CPU].n_tries == 1
     assert standing.others[PREDICTED].n_tries == 5
+    assert beside.others[CPU].slower == pytest.approx(math.log(12))
+    slower = standing.doubted(time=1.0, by=math.log(3)).others[CPU]
+    assert slower.n_tries == 5
+    assert slower.slower == pytest.approx(math.log(4))
 
 
 class Clients:
@@ -274,6 +278,20 @@ def test_a_way_that_becomes_slow_is_left() -> None:
     times[CPU] = 8 * MS
     taken = clients.ask(4_000, 6_000)
     assert taken[-2_000:].count(CPU) <= 200
+
+
+def test_a_way_that_becomes_slow_step_by_step_is_left() -> None:
+    """Each step alone leaves another way slow by far; all of them do not."""
+    times = {PREDICTED: 1_300_000, CPU: 24 * MS, GPU: MS}
+    clients = Clients(lambda way, rate: times[way])
+    clients.ask(1_000, 8_000)
+    for _ in range(3):
+        for way in (PREDICTED, GPU):
+            times[way] = times[way] * 28 // 10
+        clients.ask(1_000, 8_000)
+    for way in (PREDICTED, GPU):
+        times[way] *= 4
+    assert clients.ask(1_000, 24_000)[-2_000:].count(CPU) >= 1_800
 
 
 def test_a_way_that_does_not_answer_is_given_up() -> None:
