@@ -38,6 +38,12 @@ from tests.dispatcher.two_routes import KIND, TwoRoutes, World
 SECOND = 1_000_000_000
 
 
+def chooser_of(cpu: Line, gpu: Line) -> RouteChooser:
+    """What documents cost by each route, time and host CPU alike."""
+    start = {CPU: StartValues(cpu, cpu), GPU: StartValues(gpu, gpu)}
+    return RouteChooser(Costs({CostKey(route, MODEL, KIND): values for route, values in start.items()}))
+
+
 def log_uniform(source: random.Random) -> int:
     """1 to 16 KiB."""
     return int(1_024 * 16 ** source.random())
@@ -266,9 +272,7 @@ def test_texts_that_the_gpu_does_not_answer_stay_away() -> None:
 def test_a_clear_choice_of_long_documents_lasts() -> None:
     """Eight of them within 20 ms are not predicted again, but for those that others wait in front of."""
     slow, fast = Line(5_000_000.0, 0.0), Line(100_000.0, 0.0)
-    chooser = RouteChooser(
-        Costs({CostKey(CPU, MODEL, KIND): StartValues(slow, slow), CostKey(GPU, MODEL, KIND): StartValues(fast, fast)})
-    )
+    chooser = chooser_of(slow, fast)
     idle, busy = GpuLoad(ready=True), GpuLoad(ready=True, alone_waiting_bytes=480_000)
 
     def again(n_bytes: int, gpu: GpuLoad, now_ns: int) -> bool:
@@ -312,14 +316,7 @@ def test_what_goes_to_the_only_gpu_together_is_not_predicted() -> None:
 def test_a_clear_choice_holds_for_as_many_bytes_as_make_it_clear() -> None:
     """Also when one of fewer bytes was predicted meanwhile, which was not clear."""
     by_byte, fast = Line(0.0, 100.0), Line(40_000.0, 0.0)
-    chooser = RouteChooser(
-        Costs(
-            {
-                CostKey(CPU, MODEL, KIND): StartValues(by_byte, by_byte),
-                CostKey(GPU, MODEL, KIND): StartValues(fast, fast),
-            }
-        )
-    )
+    chooser = chooser_of(by_byte, fast)
     gpu, idle = [GpuLoad(ready=True)], CpuLoad(4, 4)
 
     def again(n_bytes: int) -> bool:
@@ -337,9 +334,7 @@ def test_a_clear_choice_holds_for_as_many_bytes_as_make_it_clear() -> None:
 def test_what_was_clear_of_a_gpu_is_not_of_the_cpu() -> None:
     """A worker stays with the CPU route only where that was clear."""
     slow, fast = Line(200_000.0, 0.0), Line(150_000.0, 0.0)
-    chooser = RouteChooser(
-        Costs({CostKey(CPU, MODEL, KIND): StartValues(slow, slow), CostKey(GPU, MODEL, KIND): StartValues(fast, fast)})
-    )
+    chooser = chooser_of(slow, fast)
     first, load = CpuLoad(4, 4, is_first=True), GpuLoad(ready=True)
 
     def chosen(n_documents: int, now_ns: int, launched_ns: int) -> str:
@@ -355,14 +350,7 @@ def test_what_was_clear_of_a_gpu_is_not_of_the_cpu() -> None:
 def test_what_holds_for_a_moment() -> None:
     """A clear choice, from as many bytes on as make it clear; whatever was asked for; nothing else."""
     by_byte, fast = Line(0.0, 100.0), Line(4_000_000.0, 0.0)
-    chooser = RouteChooser(
-        Costs(
-            {
-                CostKey(CPU, MODEL, KIND): StartValues(by_byte, by_byte),
-                CostKey(GPU, MODEL, KIND): StartValues(fast, fast),
-            }
-        )
-    )
+    chooser = chooser_of(by_byte, fast)
     gpu, idle = [GpuLoad(ready=True)], CpuLoad(4, 4)
 
     def holds(n_bytes: int, now_ns: int = 0, policy: str = "") -> int | None:
