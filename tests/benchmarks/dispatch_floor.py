@@ -1,6 +1,6 @@
 """The least that a Python program takes for a long document on a GPU, beside the dispatcher that does it, by turns.
 
-    python -m tests.benchmarks.dispatch_floor DATA [--rates 500,2000] [--seconds 0.5] [--rounds 2] [--json FILE]
+    python -m tests.benchmarks.dispatch_floor DATA [--rates 500,2000] [--rounds 2] [--forms N] [--json FILE]
 
 The load, its documents, the thread that offers them and the way its CPU time is counted are those of
 `tests.benchmarks.dispatch --part long --engine local --driven`. What differs is who takes the documents:
@@ -301,6 +301,7 @@ def main() -> int:
     parser.add_argument("--rates", default="500,2000")
     parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--forms", type=int, default=len(FORMS), help="how many forms of the floor, the first ones")
     parser.add_argument("--rests", action="store_true", help="also what a rest leaves cold")
     parser.add_argument("--family", default="llama3_1")
     parser.add_argument("--json", type=Path)
@@ -308,7 +309,8 @@ def main() -> int:
     rates = [int(rate) for rate in given.rates.split(",")]
     rests_us = RESTS_US if given.rests else ()
     data = DeviceData(given.data)
-    rows, rests = measure(data, rates, given.seconds, given.rounds, given.family, rests_us=rests_us)
+    forms = FORMS[: max(given.forms, 1)]
+    rows, rests = measure(data, rates, given.seconds, given.rounds, given.family, forms, rests_us=rests_us)
     summary = medians(rows)
     for row in summary:
         print(line(row))

@@ -190,6 +190,12 @@ class Clients:
         return self.taken[first:]
 
 
+def by_load(way: str, rate: float) -> int:
+    """The CPU is best at a small load, a GPU at a large one."""
+    best = GPU if rate > 4_000 else CPU
+    return MS if way == best else 3 * MS
+
+
 def test_nothing_is_compared_while_little_comes() -> None:
     """Each document is predicted, and nobody pays for a try."""
     clients = Clients(lambda way, rate: MS)
@@ -205,12 +211,7 @@ def test_tries_of_a_slow_way_are_few() -> None:
 
 def test_ways_are_known_by_the_load() -> None:
     """A way that is best at one load is taken again when that load comes back, and another one at another load."""
-
-    def took_ns(way: str, rate: float) -> int:
-        best = GPU if rate > 4_000 else CPU
-        return MS if way == best else 3 * MS
-
-    clients = Clients(took_ns)
+    clients = Clients(by_load)
     clients.ask(1_000, 4_000)
     clients.ask(8_000, 16_000)
     for rate, best in ((1_000, CPU), (8_000, GPU), (1_000, CPU), (8_000, GPU)):
@@ -219,12 +220,7 @@ def test_ways_are_known_by_the_load() -> None:
 
 def test_another_load_is_seen_at_once() -> None:
     """Whoever asks much more or much less than before goes the way that is best then, after 50 ms or 100 documents."""
-
-    def took_ns(way: str, rate: float) -> int:
-        best = GPU if rate > 4_000 else CPU
-        return MS if way == best else 3 * MS
-
-    clients = Clients(took_ns)
+    clients = Clients(by_load)
     clients.ask(1_000, 8_000)
     clients.ask(8_000, 32_000)
     for rate, best in ((1_000, CPU), (8_000, GPU)) * 3:
@@ -235,12 +231,7 @@ def test_another_load_is_seen_at_once() -> None:
 @pytest.mark.parametrize("pause_ms", [30, 150, 700, 20_000])
 def test_a_pause_is_no_smaller_load(pause_ms: int) -> None:
     """After it, whoever asks as much as before goes the way that was known to be best."""
-
-    def took_ns(way: str, rate: float) -> int:
-        best = GPU if rate > 4_000 else CPU
-        return MS if way == best else 3 * MS
-
-    clients = Clients(took_ns)
+    clients = Clients(by_load)
     clients.ask(1_000, 8_000)
     clients.ask(8_000, 32_000)
     for _ in range(3):
