@@ -2,7 +2,8 @@
 
     SIDETOK_COMPILE=1 pip install .          needs a C compiler; the same sources, and less of their CPU time
 
-So is what writes ids as JSON in the place of orjson (`service/decimals.c`). Without it the package is plain Python.
+So are what writes ids as JSON in the place of orjson (`service/decimals.c`), and the short way of a long text
+(`dispatcher/gpu/native_way.c`). Without it the package is plain Python.
 """
 
 from __future__ import annotations
@@ -19,7 +20,16 @@ COMPILED = (
     *(f"dispatcher/gpu/{name}.py" for name in ("account", "batch", "driver", "group", "incarnation", "local_link")),
     *(
         f"dispatcher/gpu/{name}.py"
-        for name in ("model_queue", "results", "route", "route_tally", "short_way", "staging")
+        for name in (
+            "local_place",
+            "model_queue",
+            "results",
+            "route",
+            "route_tally",
+            "short_way",
+            "short_ways",
+            "staging",
+        )
     ),
     *(f"service/{name}.py" for name in ("endpoint", "gate", "head", "hot_cycle", "http_answer", "meter", "outlet")),
     "service/turn.py",
@@ -37,7 +47,16 @@ def extensions() -> list[Extension]:
     # Libraries that ship no types, or are not there while this is built, say nothing, and `scripts/check` judges types.
     options = ["--config-file=", "--explicit-package-bases", "--ignore-missing-imports", "--follow-imports=silent"]
     compiled = mypycify([*options, *COMPILED], debug_level="0", group_name="sidetok")
-    return [Extension("service.decimals", ["service/decimals.c"]), *compiled]
+    return [Extension("service.decimals", ["service/decimals.c"]), native_way(), *compiled]
+
+
+def native_way() -> Extension:
+    """The short way of a long text."""
+    import numpy
+
+    sources = [f"dispatcher/gpu/{name}.c" for name in ("native_way", "native_module")]
+    depends = ["dispatcher/gpu/native_way.h"]
+    return Extension("dispatcher.gpu.native_way", sources, include_dirs=[numpy.get_include()], depends=depends)
 
 
 if os.environ.get("SIDETOK_COMPILE") != "1":

@@ -117,7 +117,11 @@ class Dispatcher:
         if len(documents) == 1 and isinstance(text := documents[0], ReservedText) and not deadline_ns:
             lease = text.lease
             if lease is not None:
-                short = lease.way.take(text, lease, on_done, (tokenizer, options, model, route))
+                place, short = lease.place, None
+                if place is not None:
+                    short = place.take(text, lease, on_done, tokenizer, options, model, route)
+                if short is None:
+                    short = lease.way.take(text, lease, on_done, (tokenizer, options, model, route))
                 if short is not None:
                     return short
         call = GroupCall(tokenizer, documents, on_done, options, model, self._queue, self._router)

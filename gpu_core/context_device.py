@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_core.arena import arrange
+from gpu_core.batch_struct import batch_struct
 from gpu_core.cuda import (
     Launch,
     address_of,
@@ -25,6 +26,7 @@ from gpu_core.cuda import (
     device_address,
     driver,
     enqueue,
+    graph_launch,
     host_bytes,
     launch_of,
     runtime,
@@ -34,28 +36,24 @@ from gpu_core.cuda import (
 from gpu_core.decimal_device import CudaDecimals
 from gpu_core.decimal_layout import DECIMAL_KERNEL
 from gpu_core.errors import DeviceFault
-from gpu_core.execution import OutOfDeviceMemory
+from gpu_core.execution import DirectLaunch, OutOfDeviceMemory
 from gpu_core.join_device import CudaJoin, Sides
 from gpu_core.join_layout import starts_at
 from gpu_core.ladder import SizeClass
 from gpu_core.layout import (
-    BATCH,
-    CHUNK,
     COMPLETION,
-    FETCHED,
     FLAG_DECIMALS,
     FLAG_IDS,
     FLAG_NORMAL_FORM,
     FLAG_TOKEN_STARTS,
     HEADER,
     KERNELS,
-    MAX_FETCHERS,
     header_flags,
     may_be_normalized,
     n_tiles,
 )
 from gpu_core.normal_device import CudaNormal
-from gpu_core.transfer import FAR_RESIDENT, NEAR, NEAR_RESIDENT, TRANSFERS, Transfer, choose
+from gpu_core.transfer import FAR, FAR_RESIDENT, MAPPED_TEXT_BYTES, NEAR, NEAR_RESIDENT, TRANSFERS, Transfer, choose
 from gpu_core.waiting import is_reached
 
 if TYPE_CHECKING:
@@ -63,9 +61,6 @@ if TYPE_CHECKING:
 
 FIRST_BYTES = 256 << 10
 """Blocks of contexts up to this size are scheduled before those of larger ones that wait for a multiprocessor."""
-_TOLD = ("header", "completion", "reasons")
-_INPUTS = ("header", "document_starts", "text")
-_RESULTS = ("ids", "token_starts", "document_tokens")
 
 
 class CudaContext:
@@ -95,12 +90,12 @@ class CudaContext:
         self._word, self._results = completion[:8].cast("Q"), completion[8:].cast("I")
         self._pack_header = struct.Struct("<QIIII").pack_into
         self._header = self._pinned_bytes("header", HEADER.itemsize).data
-        self._epoch = 0
+        self._counts = memoryview(bytearray(16)).cast("Q")
+        """The epoch of the last replay, and how many fetched their text: whoever launches directly counts here."""
         self._event = None
         if device.options.wait == "block":
             self._event = cupy.cuda.Event(block=True, disable_timing=True)
         self.stream.synchronize()
-        self._n_fetched = 0
         ways = [(transfer, turn) for transfer in TRANSFERS for turn in ((0, 1) if transfer.text == "fetched" else (0,))]
         self._launches = {way: self._encode(*way) for way in ways}
         self._graphs = {} if device.options.eager else {way: self._capture(way) for way in self._launches}
@@ -149,13 +144,13 @@ class CudaContext:
 
     def launch_as(self, transfer: Transfer, n_bytes: int, n_documents: int, flags: int) -> None:
         """The same with a transfer of the caller's choice, for measurements."""
-        self._epoch += 1
+        self._counts[0] += 1
         self._last, self.in_normal_form = (n_bytes, n_documents, flags, transfer), False
-        self._pack_header(self._header, 0, self._epoch, n_bytes, n_documents, flags, 0)
+        self._pack_header(self._header, 0, self._counts[0], n_bytes, n_documents, flags, 0)
         turn = 0
         if transfer.text == "fetched":
-            self._n_fetched += 1
-            turn = self._n_fetched & 1
+            self._counts[1] += 1
+            turn = self._counts[1] & 1
         way = transfer, turn
         try:
             if self._executables:
@@ -166,6 +161,30 @@ class CudaContext:
                 self._event.record(self.stream)
         except (runtime.CUDARuntimeError, driver.CUDADriverError) as error:
             raise DeviceFault(str(error)) from None
+
+    def direct(self) -> DirectLaunch | None:
+        """See `ExecutionContext.direct`."""
+        if not self._executables or self._event is not None:
+            return None
+        graphs = self._executables[FAR, 0], self._executables[FAR, 1]
+        header, completion, starts = (self._address_here(name) for name in ("header", "completion", "document_starts"))
+        counts = address_of(self._counts)
+        launch = graph_launch()
+        return DirectLaunch(launch, graphs, self._stream, header, completion, starts, counts, MAPPED_TEXT_BYTES)
+
+    def launched_directly(self, n_bytes: int) -> None:
+        """See `ExecutionContext.launched_directly`."""
+        forms = self._forms
+        if forms is not None:
+            if self._unseen >= 0:
+                forms.doubts.seen(self._unseen, False)
+            self._unseen = n_bytes
+        self._last, self.in_normal_form = (n_bytes, 1, FLAG_IDS, FAR), False
+
+    @property
+    def in_doubt(self) -> bool:
+        """See `ExecutionContext.in_doubt`."""
+        return self._forms is not None and self._forms.doubts.are_any
 
     def launch_normalized(self) -> bool:
         """See `ExecutionContext.launch_normalized`."""
@@ -191,13 +210,13 @@ class CudaContext:
     def _launch_normal(self, normal: CudaNormal, batch: tuple[int, int, int, Transfer]) -> None:
         """A replay over the normal form of a batch."""
         n_bytes, n_documents, flags, way = batch
-        self._epoch += 1
+        self._counts[0] += 1
         self._last, self.in_normal_form = batch, True
         results = "decimals" if flags & FLAG_DECIMALS else way.results
         try:
-            room = normal.launch(way.text, results, self._epoch, n_bytes, n_documents, header_flags(flags))
+            room = normal.launch(way.text, results, self._counts[0], n_bytes, n_documents, header_flags(flags))
             if flags & FLAG_DECIMALS:
-                self._decimals.launch(self._epoch, room, n_documents)
+                self._decimals.launch(self._counts[0], room, n_documents)
             if self._event is not None:
                 self._event.record(self.stream)
         except (runtime.CUDARuntimeError, driver.CUDADriverError) as error:
@@ -218,12 +237,12 @@ class CudaContext:
 
         Not captured: the second is as large as what it works on.
         """
-        self._epoch += 1
-        self._pack_header(self._header, 0, self._epoch, *job, 0)
-        self._n_fetched += 1
+        self._counts[0] += 1
+        self._pack_header(self._header, 0, self._counts[0], *job, 0)
+        self._counts[1] += 1
         try:
-            self._run(launches[self._n_fetched & 1])
-            behind(self._epoch)
+            self._run(launches[self._counts[1] & 1])
+            behind(self._counts[0])
             if self._event is not None:
                 self._event.record(self.stream)
         except (runtime.CUDARuntimeError, driver.CUDADriverError) as error:
@@ -291,7 +310,7 @@ class CudaContext:
         def run(epoch: int) -> None:
             self._run(encode)
 
-        self._pack_header(self._header, 0, self._epoch + 2, n_bytes, n_documents, flags, 0)
+        self._pack_header(self._header, 0, self._counts[0] + 2, n_bytes, n_documents, flags, 0)
         runtime.memcpy(header, self._address("pinned", "header"), HEADER.itemsize, runtime.memcpyHostToDevice)
         return self._timed(run, n_bytes, n_documents, flags)
 
@@ -309,21 +328,21 @@ class CudaContext:
     def _timed(self, run: Callable[[int], None], n_bytes: int, n_documents: int, flags: int) -> float:
         """Microseconds of what `run` launches with an epoch, behind replays over the same batch."""
         begin, end = cupy.cuda.Event(), cupy.cuda.Event()
-        self._epoch += 2
+        self._counts[0] += 2
         # Replays that fetch come first, so that the device is busy until all that is timed has been launched.
-        self._pack_header(self._header, 0, self._epoch - 1, n_bytes, n_documents, flags, 0)
+        self._pack_header(self._header, 0, self._counts[0] - 1, n_bytes, n_documents, flags, 0)
         for _ in range(4):
-            self._n_fetched += 1
-            self._run(self._launches[FAR_RESIDENT, self._n_fetched & 1])
+            self._counts[1] += 1
+            self._run(self._launches[FAR_RESIDENT, self._counts[1] & 1])
         begin.record(self.stream)
-        run(self._epoch)
+        run(self._counts[0])
         end.record(self.stream)
         end.synchronize()
         return float(cupy.cuda.get_elapsed_time(begin, end)) * 1000
 
     def poll(self, n_times: int) -> bool:
         """See `ExecutionContext.poll`."""
-        return is_reached(self._word, self._epoch, n_times)
+        return is_reached(self._word, self._counts[0], n_times)
 
     def alive(self) -> None:
         """See `ExecutionContext.alive`."""
@@ -366,7 +385,7 @@ class CudaContext:
 
     def _encode(self, transfer: Transfer, turn: int, **fields: int) -> Launch:
         """The kernel of a replay with its parameters, of which some fields may have other values."""
-        batch = self._batch(transfer, turn)
+        batch = batch_struct(self._arena, self._base, self.size.capacity, transfer, turn)
         for name, value in fields.items():
             batch[name] = value
         blocks = int(batch["n_fetchers"]) + n_tiles(self.size.capacity, self._device.tile)
@@ -375,32 +394,15 @@ class CudaContext:
     def _run(self, launch: Launch) -> None:
         enqueue(launch, self._stream)
 
-    def _batch(self, transfer: Transfer, turn: int) -> NDArray[Any]:
-        """The struct `Batch` of one transfer. Replays that fetch text take turns with two places for their header."""
-        where = dict.fromkeys(self._arena.device.offsets, "device")
-        where |= dict.fromkeys(_TOLD, "pinned")
-        if transfer.text == "mapped":
-            where |= dict.fromkeys(_INPUTS, "pinned")
-        if transfer.results == "mapped":
-            where |= dict.fromkeys(_RESULTS, "pinned")
-        batch = np.zeros((), dtype=BATCH)
-        for name, place in where.items():
-            batch[name] = self._address(place, name)
-        if transfer.text == "fetched":
-            batch["n_fetchers"] = min(MAX_FETCHERS, -(-self.size.capacity // CHUNK))
-            batch["far_text"] = self._address("pinned", "text")
-            batch["far_document_starts"] = self._address("pinned", "document_starts")
-            half = MAX_FETCHERS * FETCHED.itemsize
-            places = [self._address("device", "fetched") + half * k for k in (turn, 1 - turn)]
-            batch["fetched"], batch["next_fetched"] = places
-        return batch
-
     def _address(self, where: str, name: str) -> int:
         block = self._arena.pinned if where == "pinned" else self._arena.device
         return block.address(self._base[where], name)
 
+    def _address_here(self, name: str) -> int:
+        return self._arena.pinned.address(self._host, name)
+
     def _pinned_bytes(self, name: str, n_bytes: int) -> NDArray[np.uint8]:
-        return host_bytes(self._arena.pinned.address(self._host, name), n_bytes, self._pinned_memory)
+        return host_bytes(self._address_here(name), n_bytes, self._pinned_memory)
 
     def _pinned_words(self, name: str) -> NDArray[np.uint32]:
         length = self._arena.lengths[name]

@@ -31,6 +31,7 @@ __all__ = [
     "device_address",
     "driver",
     "enqueue",
+    "graph_launch",
     "host_bytes",
     "launch_of",
     "runtime",
@@ -109,6 +110,11 @@ def enqueue(launch: Launch, stream: int, blocks: int = 0) -> None:
     """Put a launch on a stream, with another number of blocks if one is given."""
     kernel, own_blocks, threads, parameters, _structs = launch
     driver.launchKernel(kernel, blocks or own_blocks, 1, 1, threads, 1, 1, 0, stream, ctypes.addressof(parameters), 0)
+
+
+def graph_launch() -> int:
+    """Where the driver's `cuGraphLaunch(graph, stream)` lies in this process."""
+    return ctypes.cast(ctypes.CDLL("libcuda.so.1").cuGraphLaunch, ctypes.c_void_p).value or 0
 
 
 def compile_kernels(defines: dict[str, int], names: tuple[str, ...]) -> tuple[dict[str, int], list[Any]]:

@@ -31,6 +31,11 @@ class Doubts:
         at = n_bytes.bit_length()
         self._parts[at] += STEP * (is_doubtful - self._parts[at])
 
+    @property
+    def are_any(self) -> bool:
+        """Whether text of some size is brought into normal form at once."""
+        return max(self._parts) >= OFTEN
+
     def are_likely(self, n_bytes: int) -> bool:
         """Whether the next replay of so much text is to be over its normal form at once."""
         at = n_bytes.bit_length()

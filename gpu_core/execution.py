@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,26 @@ from gpu_core.tables import Tables
 
 class OutOfDeviceMemory(Exception):
     """There is no memory for another execution context."""
+
+
+class DirectLaunch(NamedTuple):
+    """What starts a replay over the text of one document from C; all but the last are addresses in this process.
+
+    The caller adds one to both counts and fills the header (`layout.HEADER`) with the first one as its epoch, then
+    calls `launch(graph, stream)`, which gives 0 or an error of CUDA; the second count's last bit says which graph. The
+    completion (`layout.COMPLETION`) has that epoch once results are visible.
+    """
+
+    launch: int
+    graphs: tuple[int, int]
+    stream: int
+    header: int
+    completion: int
+    document_starts: int
+    counts: int
+    """Two 64-bit numbers."""
+    over_bytes: int
+    """For more text than this."""
 
 
 class ExecutionContext(Protocol):
@@ -47,6 +67,16 @@ class ExecutionContext(Protocol):
 
         With that flag there are ids on the host, too, whatever else is asked for.
         """
+
+    def direct(self) -> DirectLaunch | None:
+        """How to launch without this object, by the thread that uses it; None where that cannot be."""
+
+    def launched_directly(self, n_bytes: int) -> None:
+        """The last replay was launched that way, over one document, for ids; before anything but `poll` and results."""
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether text of some size is brought into normal form at once, so that no replay may be launched directly."""
 
     def launch_normalized(self) -> bool:
         """Start a second replay over the batch of the last one, in normal form; False where that is of no use.

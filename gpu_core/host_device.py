@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gpu_core.arena import arrange
 from gpu_core.doubts import Doubts
 from gpu_core.errors import DeviceFault
-from gpu_core.execution import ExecutionContext, OutOfDeviceMemory
+from gpu_core.execution import DirectLaunch, ExecutionContext, OutOfDeviceMemory
 from gpu_core.join_layout import fits, max_pieces
 from gpu_core.ladder import SizeClass
 from gpu_core.layout import (
@@ -186,6 +186,16 @@ class HostContext:
         is_likely = doubts.are_likely(n_bytes)
         self._unseen = -1 if is_likely else n_bytes
         return is_likely
+
+    in_doubt = False
+
+    def direct(self) -> DirectLaunch | None:
+        """See `ExecutionContext.direct`."""
+        return None
+
+    def launched_directly(self, n_bytes: int) -> None:
+        """See `ExecutionContext.launched_directly`."""
+        raise NotImplementedError
 
     def launch_normalized(self) -> bool:
         """See `ExecutionContext.launch_normalized`."""

@@ -20,7 +20,7 @@ from dispatcher.gpu.local_link import LocalLink
 from dispatcher.gpu.process_link import ProcessLink
 from dispatcher.gpu.readable import wait_readable
 from dispatcher.gpu.route import GpuRoute
-from dispatcher.gpu.short_way import ShortWays
+from dispatcher.gpu.short_ways import ShortWays
 
 
 class RouteDriver:
@@ -96,13 +96,22 @@ class RouteDriver:
             return is_ready
         self._is_turning = True
         try:
-            if (short := self._short) is not None and short.flights and short.turn(seconds):
-                return True
+            short = self._short
+            if short is not None:
+                if (native := short.native) is not None:
+                    if native.turn(seconds):
+                        return True
+                    if native.n_flying:
+                        short.adopt_late()
+                if short.flights and short.turn(seconds):
+                    return True
             driven = self._driven[0]
             is_busy = local.is_busy
             is_full = local.may_oversleep = is_busy and driven.route.is_full
             if reason := driven.route.turn(FULL_S if is_full else seconds):
                 self._end(driven, local, reason)
+            elif short is not None:
+                short.calm()
             return is_busy
         finally:
             self._is_turning = False
@@ -131,6 +140,8 @@ class RouteDriver:
         link.watch(lambda fd: self._poll.register(fd, select.EPOLLIN))
 
     def _turn(self, driven: _Driven, link: ProcessLink | LocalLink) -> None:
+        if (short := self._short) is not None:
+            short.adopt_late()
         reason = driven.route.turn(0.0)
         if reason:
             self._end(driven, link, reason)

@@ -12,7 +12,6 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from dispatcher.failures import where
@@ -23,7 +22,7 @@ from dispatcher.gpu.link import Completion, EngineLink, EngineLost, Slot
 from dispatcher.gpu.model_queue import Batch, ModelQueue, groups_of
 from dispatcher.gpu.results import Reader
 from dispatcher.gpu.route_tally import RouteTally
-from dispatcher.gpu.short_way import ShortWays
+from dispatcher.gpu.short_ways import ShortWays
 from dispatcher.gpu.staging import STEP_BYTES, fill_alone, fill_shared
 
 log = logging.getLogger("sidetok.gpu_route")
@@ -76,14 +75,14 @@ class Incarnation:
         if self._to_fill:
             self._fill_ready(group)
 
-    def reserve(self, queue: ModelQueue, n_bytes: int) -> tuple[Slot, Callable[[], None]] | None:
-        """A slot for a text from outside, and what gives it back, from any thread; None when none can be spared."""
+    def reserve(self, queue: ModelQueue, n_bytes: int) -> tuple[Slot, object] | None:
+        """A slot for a text from outside, and what gives it back when it ends; None when none can be spared."""
         self._pump()
         with self._lock:
             self._take_back()
             slot = None if self.over else queue.lease(n_bytes)
         self._pump()
-        return None if slot is None else (slot, partial(self._let_go, queue, slot, True))
+        return None if slot is None else (slot, self.short.ending(self._let_go, self._returned, queue, slot))
 
     @property
     def is_filling(self) -> bool:

@@ -15,18 +15,28 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from dispatcher.gpu.link import ALL_ANSWERED, Completion, EngineLost, Slot
+from dispatcher.gpu.local_place import (
+    AFTER_NAP,
+    AT_FIRST,
+    BY_POLLING,
+    LONG_BYTES,
+    LONG_LEARNS,
+    LONG_STEPS,
+    Place,
+)
 from dispatcher.gpu.readable import wait_readable
 from gpu_core.contexts import set_up
 from gpu_core.errors import DeviceFault
-from gpu_core.execution import ExecutionContext, Gpu
+from gpu_core.execution import DirectLaunch, Gpu
 from gpu_core.layout import REASONS
 from gpu_core.options import GpuOptions
 from gpu_core.tables import Tables
-from gpu_core.waiting import SILENT_NS, SLACK, TIMEOUT_NS, Lateness, Poll, Prediction, sharpen_sleep
+from gpu_core.waiting import SILENT_NS, SLACK, TIMEOUT_NS, Lateness, Prediction, sharpen_sleep
 
 MIN_NAP_NS = 6_000
 """A shorter rest is polled: to fall asleep and wake up takes the CPU half as long."""
@@ -34,88 +44,17 @@ EARLY_NS = 16_000
 """A nap ends so much earlier at most, because naps end late: the rest is polled, which takes the CPU."""
 LONG_NAP_NS = 250_000
 """For a longer one the thread can be woken; a short one simply ends."""
-LONG_BYTES = 1 << 18
-"""A replay of more text is never polled: texts of one size differ by more than a nap costs."""
-LONG_STEPS = 8
-"""One that is not complete when a nap for it ends is given so much of its predicted time more."""
-LONG_EARLY = 1 / 128
-"""By so much of it the next nap is shorter after one that was long enough: a few are too short, and say how long it
-takes."""
-LONG_LEARNS = 4
-"""Of those that nothing was beside, one in so many naps that were long enough says so, for as many."""
 LOOKS = 16
 """Looks at a completion word at a time."""
 LATE_NAP_NS = 500_000
 """Time between looks at a replay that is much too late."""
 CLOSED = "the engine was closed"
-AT_FIRST, BY_POLLING, AFTER_NAP = range(3)
-"""Which look saw that a replay is complete."""
 
 
-class _Place:
-    """A slot, its context, and the replay that is under way there."""
+class Quiet(Protocol):
+    """What launches as long as it is quiet."""
 
-    __slots__ = (
-        "_predictions",
-        "began_ns",
-        "context",
-        "due_ns",
-        "is_long",
-        "launched_ns",
-        "n_bytes",
-        "n_documents",
-        "n_second",
-        "poll",
-        "prediction",
-        "slot",
-        "was_late",
-    )
-
-    def __init__(self, slot: Slot, context: ExecutionContext, predictions: tuple[Prediction, Prediction]) -> None:
-        """`predictions`: of replays over text as it is, and over text that the device brings into normal form."""
-        self.slot, self.context, self._predictions = slot, context, predictions
-        self.prediction = predictions[0]
-        self.poll: Poll = context.poll
-        self.n_bytes = self.n_documents = self.n_second = 0
-        self.began_ns = self.launched_ns = 0
-        """When the replay was launched, and when what is under way now: that, or the second one behind it."""
-        self.due_ns = 0
-        """When a look is worth while; much later the driver is asked."""
-        self.is_long = self.was_late = False
-        """Naps for it follow each other, without looks in between; the first one was too short."""
-
-    def expect(self, began_ns: int, is_second: bool) -> None:
-        """A replay, whose launch took from `began_ns` until now, will take as long as predicted."""
-        if is_second:
-            self.n_second += 1
-        else:
-            self.began_ns, self.n_second = began_ns, 0
-        in_normal_form = self.context.in_normal_form
-        # Memory that the first one in normal form takes is no part of what replays take.
-        self.launched_ns = time.perf_counter_ns() if in_normal_form else began_ns
-        self.prediction = self._predictions[in_normal_form]
-        predicted_ns = int(self.prediction.of(self.n_bytes))
-        self.due_ns = self.launched_ns + predicted_ns
-        self.is_long, self.was_late = self.n_bytes > LONG_BYTES and predicted_ns > 0, False
-
-    def learn(self, now_ns: int, seen_by: int) -> None:
-        """Predict the next one by this one, which is complete."""
-        took_ns = now_ns - self.launched_ns
-        if seen_by == AT_FIRST and now_ns >= self.due_ns:
-            # Whoever comes late to the first look learns nothing about when it ended.
-            return
-        is_bound = seen_by == AFTER_NAP
-        if is_bound and self.is_long:
-            is_bound = False
-            if not self.was_late:
-                self.learn_early(1)
-                return
-        self.prediction.seen(self.n_bytes, took_ns, is_bound)
-
-    def learn_early(self, n_times: int) -> None:
-        """A nap was long enough, and those before it: try a shorter one."""
-        took_ns = int((self.due_ns - self.launched_ns) * (1 - n_times * LONG_EARLY))
-        self.prediction.seen(self.n_bytes, took_ns, False)
+    is_quiet: bool
 
 
 class LocalLink:
@@ -128,13 +67,15 @@ class LocalLink:
         """See `EngineLink`."""
         self.may_oversleep = False
         """Naps may end late: when documents come often, more of them share the next replay, for less CPU time."""
+        self.native: Quiet | None = None
+        """What launches past this object while nothing happens here."""
         self._gpu, self._options, self._on_lost = gpu, options, on_lost
         self._slots: dict[str, tuple[Slot, ...]] = {}
-        self._places: dict[int, _Place] = {}
+        self._places: dict[int, Place] = {}
         self._n_made = self._n_ones = 0
-        self._launched: deque[_Place] = deque()
+        self._launched: deque[Place] = deque()
         """What `wait` has not seen yet."""
-        self._flying: list[_Place] = []
+        self._flying: list[Place] = []
         self._lost = ""
         # An interrupt may come from a garbage collection in the middle of a method that holds it.
         self._guard = threading.RLock()
@@ -237,7 +178,44 @@ class LocalLink:
     def interrupt(self) -> None:
         """See `EngineLink`."""
         self._is_interrupted = True
+        self._disturb()
         self._wake()
+
+    def direct(self, slot: Slot) -> tuple[Place, DirectLaunch] | None:
+        """How to launch what lies in a slot past this object, from C; None where that cannot be."""
+        place = self._places.get(slot.number)
+        direct = None if place is None else place.context.direct()
+        if place is None or direct is None:
+            return None
+        return place, direct._replace(over_bytes=max(direct.over_bytes, LONG_BYTES))
+
+    def may_be_direct(self, slot: Slot) -> bool:
+        """Whether it would be launched here as it is there."""
+        place = self._places.get(slot.number)
+        return place is not None and not place.context.in_doubt
+
+    def launched_directly(self, place: Place, n_bytes: int, began_ns: int) -> None:
+        """Such a replay was launched at `began_ns`, and is awaited here now. Under the route's lock, as `launch`."""
+        place.n_bytes, place.n_documents = n_bytes, 1
+        place.context.launched_directly(n_bytes)
+        place.expect(began_ns, is_second=False)
+        self._launched.append(place)
+
+    def predicted_ns(self, slot: Slot, n_bytes: int) -> float:
+        """How long a replay of text as it is takes; 0 if nothing is known."""
+        place = self._places.get(slot.number)
+        return 0.0 if place is None else place.predictions[0].of(n_bytes)
+
+    @property
+    def is_still(self) -> bool:
+        """Nothing is under way, and `wait` would find nothing to do."""
+        return not (self._flying or self._launched or self._is_interrupted or self._lost)
+
+    def prepare(self) -> None:
+        """Let the calling thread launch and nap."""
+        if not hasattr(self._own, "is_attached"):
+            self._attach()
+        self._sharpen()
 
     def watch(self, watch: Callable[[int], object]) -> None:
         """Call `watch` with a descriptor that becomes readable when somebody interrupts, unless it closed."""
@@ -245,7 +223,7 @@ class LocalLink:
             if self._wake_fd >= 0:
                 watch(self._wake_fd)
 
-    def _completions(self, done: list[_Place], now_ns: int, seen_by: int) -> list[Completion]:
+    def _completions(self, done: list[Place], now_ns: int, seen_by: int) -> list[Completion]:
         """Of replays that are complete and need no second one."""
         completions: list[Completion] = []
         for place in done:
@@ -260,7 +238,7 @@ class LocalLink:
             completions.append(Completion(place.slot, context.n_tokens(), took_ns, 0, needs_cpu, place.n_second))
         return completions
 
-    def _goes_on(self, place: _Place) -> bool:
+    def _goes_on(self, place: Place) -> bool:
         """Whether a second replay was launched behind one that is complete: the route hears of both at once."""
         if not hasattr(self._own, "is_attached"):
             self._attach()
@@ -274,7 +252,7 @@ class LocalLink:
             place.expect(began_ns, is_second=True)
         return is_launched
 
-    def _reasons(self, place: _Place) -> dict[int, str]:
+    def _reasons(self, place: Place) -> dict[int, str]:
         """Documents of a replay that the device did not answer."""
         try:
             reasons = place.context.reasons(place.n_documents)
@@ -310,7 +288,7 @@ class LocalLink:
         self._lateness.seen(time.perf_counter_ns() - now_ns - left_ns)
         return True
 
-    def _doubt(self, place: _Place, now_ns: int) -> int:
+    def _doubt(self, place: Place, now_ns: int) -> int:
         """Ask the driver about a replay that is much too late; when to look at it again."""
         try:
             place.context.alive()
@@ -341,6 +319,10 @@ class LocalLink:
             self._own.is_sharp = True
             sharpen_sleep()
 
+    def _disturb(self) -> None:
+        if (native := self.native) is not None:
+            native.is_quiet = False
+
     def _wake(self) -> None:
         with self._guard:
             if self._wake_fd >= 0:
@@ -353,6 +335,7 @@ class LocalLink:
     def _lose(self, reason: str) -> None:
         is_first, self._lost = not self._lost, self._lost or reason
         self._slots, self.ready = {}, False
+        self._disturb()
         if is_first:
             self._on_lost(reason)
 
@@ -386,7 +369,7 @@ class LocalLink:
                     context.document_decimals,
                 )
                 self._n_made += 1
-                self._places[slot.number] = _Place(slot, context, predictions)
+                self._places[slot.number] = Place(slot, context, predictions)
                 self.n_captures += context.n_graphs
                 slots.append(slot)
         self._slots = self._slots | {key: tuple(slots)}

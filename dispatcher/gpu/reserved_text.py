@@ -15,19 +15,34 @@ import numpy as np
 from dispatcher.gpu.link import Slot
 
 if TYPE_CHECKING:
+    from dispatcher.gpu.native_way import NativePlace
     from dispatcher.gpu.route import GpuRoute
     from dispatcher.gpu.short_way import ShortWay
+
+
+class Ending:
+    """Gives a slot back when nothing refers to this any more."""
+
+    __slots__ = ("_give_back",)
+
+    def __init__(self, give_back: Callable[[], None]) -> None:
+        """`give_back` must not block: it may run at any point of any thread."""
+        self._give_back = give_back
+
+    def __del__(self) -> None:
+        self._give_back()
 
 
 class Lease:
     """The right to a slot. Ends when nothing refers to it any more: a text, its group, its batch, views of its ids."""
 
-    __slots__ = ("_give_back", "route", "slot", "unused", "way")
+    __slots__ = ("_ending", "place", "route", "slot", "unused", "way")
 
-    def __init__(self, route: GpuRoute, way: ShortWay, slot: Slot, give_back: Callable[[], None]) -> None:
-        """`way`: of the model on one engine. `give_back` must not block: it may run at any point of any thread."""
+    def __init__(self, route: GpuRoute, way: ShortWay, slot: Slot, ending: object) -> None:
+        """`way`: of the model on one engine. `ending` gives the slot back when it ends, which it does with this."""
         self.route, self.way, self.slot = route, way, slot
-        self._give_back, self.unused = give_back, [None]
+        self.place: NativePlace | None = way.place(slot)
+        self._ending, self.unused = ending, [None]
         """`unused` has one entry, until a group has the slot. To take it is one step, on whichever thread."""
 
     def use(self, queue: object) -> bool:
@@ -39,9 +54,6 @@ class Lease:
         except IndexError:
             return False
         return True
-
-    def __del__(self) -> None:
-        self._give_back()
 
 
 class ReservedText(np.ndarray[tuple[Any, ...], np.dtype[np.uint8]]):

@@ -26,10 +26,15 @@ class Reader:
         let_go: Callable[[ModelQueue, Slot, bool], None],
         n_views: int = 0,
     ) -> None:
-        self.n_views = n_views
-        """Documents whose ids were not copied, after so many."""
+        self.n_read, self.n_native = n_views, 0
+        """Documents whose ids were not copied, after so many; and those that C handed out."""
         self.hold_from = hold_from_bytes
         self._may_hold, self._let_go = may_hold, let_go
+
+    @property
+    def n_views(self) -> int:
+        """Documents whose ids were not copied."""
+        return self.n_read + self.n_native
 
     def read(self, batch: Batch, completion: Completion) -> list[Group]:
         """Hand results to the groups of a batch; the groups that are complete now."""
@@ -68,7 +73,7 @@ class Reader:
             if hold is None:
                 group.ids = [slot.ids[:n_tokens].tobytes()]
             else:
-                self.n_views += 1
+                self.n_read += 1
                 group.ids = [held_ids(slot.id_bytes[: n_tokens << 2], hold)]
         if not is_held:
             self._let_go(batch.queue, slot, False)
@@ -84,7 +89,7 @@ class Reader:
         if completion.n_tokens << 2 >= self.hold_from and (views := self._views_of(batch, completion, counts)):
             # Not the batch: its groups refer to the views, and the views would never be let go.
             holds = Holds(len(views), partial(self._let_go, batch.queue, slot, True))
-            self.n_views += len(views)
+            self.n_read += len(views)
             return [
                 held_ids(slot.id_bytes[begin << 2 : end << 2], Hold(holds))
                 if document in views

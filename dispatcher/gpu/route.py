@@ -15,7 +15,7 @@ from dispatcher.gpu.link import EngineLink
 from dispatcher.gpu.model_queue import ModelQueue
 from dispatcher.gpu.reserved_text import Lease, ReservedText
 from dispatcher.gpu.route_tally import RouteSnapshot, RouteTally
-from dispatcher.gpu.short_way import ShortWays
+from dispatcher.gpu.short_ways import ShortWays
 from dispatcher.policy import GpuLoad
 from gpu_core.encoder import NO_CUT
 from gpu_core.ladder import Ladder, Piece, SizeClass
@@ -88,8 +88,8 @@ class GpuRoute:
         found = incarnation.reserve(queue, n_bytes)
         if found is None:
             return None
-        slot, give_back = found
-        return ReservedText(slot.text[:n_bytes], Lease(self, incarnation.short.of(queue), slot, give_back))
+        slot, ending = found
+        return ReservedText(slot.text[:n_bytes], Lease(self, incarnation.short.of(queue), slot, ending))
 
     def submit(self, group: Group) -> None:
         """Queue a group and launch what can be launched; never waits. One of its callbacks will be called, once."""
@@ -100,6 +100,8 @@ class GpuRoute:
         queue = None
         if incarnation is not None and incarnation.link.ready:
             queue = incarnation.former.queues.get(group.model_key) or incarnation.queue_of(group.model_key)
+        if incarnation is not None:
+            incarnation.short.disturb()
         if incarnation is None or queue is None:
             group.settled = True
             self._tally.fell_back(NOT_READY)
@@ -194,7 +196,7 @@ class GpuRoute:
         queues = tuple(incarnation.former.queues.values())
         return self._tally.snapshot(
             self.ready,
-            incarnation.former.n_under_way + len(incarnation.short.flights),
+            incarnation.former.n_under_way + incarnation.short.n_under_way,
             sum(queue.n_waiting + len(queue.alone) + len(queue.filled) for queue in queues),
             sum(queue.load.waiting_bytes + queue.load.alone_waiting_bytes for queue in queues),
             sum(sum(queue.n_held) for queue in queues),

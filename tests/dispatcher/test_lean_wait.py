@@ -11,7 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from dispatcher.gpu.link import Slot
-from dispatcher.gpu.local_link import LONG_BYTES, LONG_EARLY, LONG_LEARNS, LONG_STEPS, LocalLink, _Place
+from dispatcher.gpu.local_link import LocalLink
+from dispatcher.gpu.local_place import LONG_BYTES, LONG_EARLY, LONG_LEARNS, LONG_STEPS, Place
 from gpu_core.host_device import HostDevice, HostGpu
 from gpu_core.layout import FLAG_IDS, REASON_NOT_NORMAL
 from gpu_core.waiting import Prediction
@@ -66,7 +67,8 @@ class Link:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = Clock()
-        monkeypatch.setattr("dispatcher.gpu.local_link.time", self.clock)
+        for module in ("local_link", "local_place"):
+            monkeypatch.setattr(f"dispatcher.gpu.{module}.time", self.clock)
         self.link = LocalLink(HostGpu(lambda key, tables: HostDevice(lambda document: 0)), OPTIONS)
         self.prediction = Prediction()
         self.prediction.seen(N_BYTES, PREDICTED_NS, False)
@@ -74,7 +76,7 @@ class Link:
         self.slots = [cast(Slot, SimpleNamespace(number=number)) for number in range(2)]
         for slot, context in zip(self.slots, self.contexts, strict=True):
             predictions = self.prediction, Prediction()
-            self.link._places[slot.number] = _Place(slot, cast(Any, context), predictions)
+            self.link._places[slot.number] = Place(slot, cast(Any, context), predictions)
 
     def launch(self, number: int = 0, n_bytes: int = N_BYTES) -> None:
         """A replay of a slot."""

@@ -16,7 +16,8 @@ from dispatcher.dispatcher import Dispatcher
 from dispatcher.gpu.group import EncodedGroup
 from dispatcher.gpu.link import EngineLost
 from dispatcher.gpu.local_engine import LocalEngine
-from dispatcher.gpu.local_link import AFTER_NAP, LONG_BYTES, LocalLink
+from dispatcher.gpu.local_link import LocalLink
+from dispatcher.gpu.local_place import AFTER_NAP, LONG_BYTES
 from dispatcher.gpu.options import GpuRouteOptions
 from dispatcher.gpu.table_builder import read_tables
 from dispatcher.gpus import Gpus
@@ -217,7 +218,7 @@ def test_second_replays(tmp_path: Path) -> None:
         assert completion.replay_ns >= (500_000 if texts == ["plain"] else 1_000_000)
         assert link.wait(0.0) == []
     place = link._places[slot.number]
-    first, second = place._predictions
+    first, second = place.predictions
     assert first._by_bucket.keys() != second._by_bucket.keys()
     assert len(second._by_bucket) == 2
     link.close()

@@ -11,7 +11,8 @@ from typing import Any, cast
 import pytest
 
 from dispatcher.gpu.link import EngineLost
-from dispatcher.gpu.local_link import LocalLink, _Place
+from dispatcher.gpu.local_link import LocalLink
+from dispatcher.gpu.local_place import Place
 from dispatcher.gpu.table_builder import read_tables
 from gpu_core.errors import DeviceFault
 from gpu_core.host_device import HostDevice, HostGpu
@@ -76,12 +77,13 @@ class TimedContext:
 
 def timed_link(monkeypatch: pytest.MonkeyPatch, clock: Clock, context: TimedContext) -> LocalLink:
     """One slot, and all that is known of its replays."""
-    monkeypatch.setattr("dispatcher.gpu.local_link.time", clock)
+    for module in ("local_link", "local_place"):
+        monkeypatch.setattr(f"dispatcher.gpu.{module}.time", clock)
     link = LocalLink(HostGpu(lambda key, tables: HostDevice(lambda document: 0)), OPTIONS)
     predictions = Prediction(), Prediction()
     for prediction in predictions:
         prediction.seen(1000, 150_000, False)
-    link._places[0] = _Place(SLOT, cast(Any, context), predictions)
+    link._places[0] = Place(SLOT, cast(Any, context), predictions)
     return link
 
 
@@ -105,7 +107,7 @@ def test_a_nap_for_normal_form_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     context = TimedContext(clock, at_once=True)
     link = timed_link(monkeypatch, clock, context)
     place = link._places[0]
-    first, of_normal_form = place._predictions
+    first, of_normal_form = place.predictions
     first.seen(1000, 20_000, False)
     before = first.of(1000)
     link.launch(SLOT, 1000, 1, FLAG_IDS)

@@ -15,7 +15,8 @@ from dispatcher.gpu.link import Completion
 from dispatcher.gpu.model_queue import ModelQueue
 from dispatcher.gpu.reserved_text import ReservedText
 from dispatcher.gpu.route import GpuRoute
-from dispatcher.gpu.short_way import MAX_FLIGHTS, OPEN_NS, Finding, Flight, ShortCall, ShortWay, ShortWays
+from dispatcher.gpu.short_way import MAX_FLIGHTS, OPEN_NS, Finding, Flight, ShortCall, ShortWay
+from dispatcher.gpu.short_ways import ShortWays
 from dispatcher.meter import WorkKey
 from dispatcher.tokenizer import Tokenizer
 from tests.dispatcher.group_caller import PLAIN
@@ -146,7 +147,7 @@ def test_one_way_for_each_model(monkeypatch: pytest.MonkeyPatch) -> None:
         return ShortWay(ways, queue)
 
     barrier: list[int] = []
-    monkeypatch.setattr("dispatcher.gpu.short_way.ShortWay", make_slowly)
+    monkeypatch.setattr("dispatcher.gpu.short_ways.ShortWay", make_slowly)
     second = threading.Thread(target=lambda: made.append(incarnation.short.of(queue)))
     second.start()
     made.append(incarnation.short.of(queue))
