@@ -104,6 +104,7 @@ class RouteDriver:
                     if native.n_flying:
                         short.adopt_late()
                 if short.flights and short.turn(seconds):
+                    short.calm()
                     return True
             driven = self._driven[0]
             is_busy = local.is_busy

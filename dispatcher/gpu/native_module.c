@@ -366,10 +366,23 @@ static PyTypeObject ending_type = {
     .tp_traverse = (traverseproc)ending_traverse,
 };
 
+static PyObject* module_learned(PyObject* Py_UNUSED(module), PyObject* args) {
+    double known, due, took;
+    int was_late, has_napped, n_in_row;
+    if (!PyArg_ParseTuple(args, "dddppi", &known, &due, &took, &was_late, &has_napped, &n_in_row)) return NULL;
+    known = learned(known, due, took, was_late, has_napped, &n_in_row);
+    return Py_BuildValue("di", known, n_in_row);
+}
+
+static PyMethodDef functions[] = {
+    {"learned", module_learned, METH_VARARGS, "What is predicted after a replay, and how many naps were long enough."},
+    {NULL, NULL, 0, NULL},
+};
 static struct PyModuleDef definition = {
     .m_base = PyModuleDef_HEAD_INIT,
     .m_name = "dispatcher.gpu.native_way",
     .m_size = -1,
+    .m_methods = functions,
 };
 
 PyMODINIT_FUNC PyInit_native_way(void) {

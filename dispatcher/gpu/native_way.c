@@ -226,23 +226,25 @@ static int await(Way* way, int* was_late, int* has_napped) {
     return 0;
 }
 
-// As `Place.learn` does, for one nap in `LONG_LEARNS` that was long enough, and each that was not.
+// What is predicted after a replay that took so long, as `Place.learn` has it: after one nap in `LONG_LEARNS` that was long
+// enough, and each that was not. `due` is what was predicted when it was launched.
+double learned(double known, double due, double took, int was_late, int has_napped, int* n_in_row) {
+    if (has_napped && !was_late) {
+        if (++*n_in_row % LONG_LEARNS != 0) return known;
+        const int doubles = *n_in_row / LONG_ROW < LONG_DOUBLES ? *n_in_row / LONG_ROW : LONG_DOUBLES;
+        took = due * (1 - (double)LONG_LEARNS / LONG_EARLY_PARTS * (1 << doubles));
+    } else {
+        if (!has_napped && took >= due) return known;  // whoever comes late learns nothing about when it ended
+        *n_in_row = 0;
+        if (has_napped && took > LONG_LATE * due) took = LONG_LATE * due;
+    }
+    return known + (took > known ? LATE_WEIGHT : EARLY_WEIGHT) * (took - known);
+}
+
 static void learn(const Flight* flight, int64_t now_ns, int was_late, int has_napped) {
     Size* size = flight->size;
-    const double known = size->predicted_ns, predicted = (double)(flight->due_ns - flight->began_ns);
-    double took = (double)(now_ns - flight->began_ns);
-    if (has_napped && !was_late) {
-        if (++size->n_in_row % LONG_LEARNS != 0) return;
-        const int doubles = size->n_in_row / LONG_ROW;
-        const double part =
-            (double)LONG_LEARNS / LONG_EARLY_PARTS * (1 << (doubles < LONG_DOUBLES ? doubles : LONG_DOUBLES));
-        took = predicted * (1 - part);
-    } else {
-        if (!has_napped && now_ns >= flight->due_ns) return;  // whoever comes late learns nothing about when it ended
-        size->n_in_row = 0;
-        if (has_napped && took > LONG_LATE * predicted) took = LONG_LATE * predicted;
-    }
-    size->predicted_ns = known + (took > known ? LATE_WEIGHT : EARLY_WEIGHT) * (took - known);
+    const double due = (double)(flight->due_ns - flight->began_ns), took = (double)(now_ns - flight->began_ns);
+    size->predicted_ns = learned(size->predicted_ns, due, took, was_late, has_napped, &size->n_in_row);
 }
 
 // turn(seconds): whether the oldest text was answered. If not, and there is one, all are to be taken with `give_up`.

@@ -110,6 +110,7 @@ struct Way {
 int bucket_of(Py_ssize_t n_bytes);
 void clear_flight(Flight* flight);
 Flight pop_flight(Way* way);
+double learned(double known, double due, double took, int was_late, int has_napped, int* n_in_row);
 PyObject* place_take(Place* place, PyObject* const* args, Py_ssize_t n_args);
 PyObject* way_turn(Way* way, PyObject* seconds);
 PyObject* way_give_up(Way* way, PyObject* none);

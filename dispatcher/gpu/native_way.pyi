@@ -19,6 +19,10 @@ MAX_FLIGHTS: int
 FLAG_IDS: int
 SAMPLE_BYTES: int
 
+def learned(
+    known_ns: float, due_ns: float, took_ns: float, was_late: bool, has_napped: bool, n_in_row: int, /
+) -> tuple[float, int]: ...
+
 class NativeWay:
     is_quiet: bool
     def __init__(
