@@ -93,6 +93,14 @@ static PyObject* way_drain(Way* way, PyObject* Py_UNUSED(none)) {
     return all;
 }
 
+static PyObject* way_kind_of(Way* way, PyObject* text) {
+    Py_buffer bytes;
+    if (PyObject_GetBuffer(text, &bytes, PyBUF_SIMPLE) < 0) return NULL;
+    PyObject* kind = Py_NewRef(kind_of(way, bytes.buf, bytes.len));
+    PyBuffer_Release(&bytes);
+    return kind;
+}
+
 static PyObject* way_began_ns(Way* way, void* Py_UNUSED(none)) {
     return PyLong_FromLongLong(way->n_flying > 0 ? way->flights[0].began_ns : 0);
 }
@@ -111,17 +119,16 @@ static Py_ssize_t offset_of(PyObject* type, const char* name) {
 }
 
 static int way_init(Way* way, PyObject* args, PyObject* named) {
-    static char* names[] = {"text_type",          "ids_type", "lease_type", "call_type", "result_type",
-                            "content_kind",       "ascii",    "route",      "hold_from", "on_failed_launch",
-                            "on_failed_callback", "on_full",  NULL};
-    PyObject *text, *ids, *lease, *call, *result, *kind, *ascii, *route, *on_launch, *on_callback, *on_full;
+    static char* names[] = {"text_type", "ids_type",  "lease_type",       "call_type",          "result_type", "kinds",
+                            "route",     "hold_from", "on_failed_launch", "on_failed_callback", "on_full",     NULL};
+    PyObject *text, *ids, *lease, *call, *result, *ascii, *mixed, *wide, *route, *on_launch, *on_callback, *on_full;
     if (way->text_type != NULL) {
         PyErr_SetString(PyExc_TypeError, "made already");
         return -1;
     }
-    if (!PyArg_ParseTupleAndKeywords(args, named, "O!O!O!OOOUUnOOO:NativeWay", names, &PyType_Type, &text, &PyType_Type,
-                                     &ids, &PyType_Type, &lease, &call, &result, &kind, &ascii, &route, &way->hold_from,
-                                     &on_launch, &on_callback, &on_full))
+    if (!PyArg_ParseTupleAndKeywords(args, named, "O!O!O!OO(UUU)UnOOO:NativeWay", names, &PyType_Type, &text,
+                                     &PyType_Type, &ids, &PyType_Type, &lease, &call, &result, &ascii, &mixed, &wide,
+                                     &route, &way->hold_from, &on_launch, &on_callback, &on_full))
         return -1;
     if ((way->lease_at = offset_of(text, "lease")) < 0 || (way->memory_at = offset_of(text, "memory")) < 0 ||
         (way->unused_at = offset_of(lease, "unused")) < 0 || (way->hold_at = offset_of(ids, "hold")) < 0)
@@ -131,8 +138,9 @@ static int way_init(Way* way, PyObject* args, PyObject* named) {
     way->lease_type = (PyTypeObject*)Py_NewRef(lease);
     way->call_type = Py_NewRef(call);
     way->result_type = Py_NewRef(result);
-    way->content_kind = Py_NewRef(kind);
     way->ascii = Py_NewRef(ascii);
+    way->mixed = Py_NewRef(mixed);
+    way->wide = Py_NewRef(wide);
     way->route = Py_NewRef(route);
     way->on_failed_launch = Py_NewRef(on_launch);
     way->on_failed_callback = Py_NewRef(on_callback);
@@ -163,7 +171,6 @@ static int way_traverse(Way* way, visitproc visit, void* arg) {
     Py_VISIT(way->lease_type);
     Py_VISIT(way->call_type);
     Py_VISIT(way->result_type);
-    Py_VISIT(way->content_kind);
     Py_VISIT(way->on_failed_launch);
     Py_VISIT(way->on_failed_callback);
     Py_VISIT(way->on_full);
@@ -192,8 +199,9 @@ static void way_dealloc(Way* way) {
     Py_CLEAR(way->lease_type);
     Py_CLEAR(way->call_type);
     Py_CLEAR(way->result_type);
-    Py_CLEAR(way->content_kind);
     Py_CLEAR(way->ascii);
+    Py_CLEAR(way->mixed);
+    Py_CLEAR(way->wide);
     Py_CLEAR(way->route);
     Py_TYPE(way)->tp_free((PyObject*)way);
 }
@@ -206,12 +214,14 @@ static PyMethodDef way_methods[] = {
     {"calm", (PyCFunction)way_calm, METH_NOARGS, "Nothing else is under way, and the calling thread drives."},
     {"expect", (PyCFunction)way_expect, METH_VARARGS, "How long a replay of so many bytes takes, in ns."},
     {"drain", (PyCFunction)way_drain, METH_NOARGS, "Take what was noted, the last text first."},
+    {"kind_of", (PyCFunction)way_kind_of, METH_O, "The kind of content of UTF-8."},
     {NULL, NULL, 0, NULL},
 };
 static PyMemberDef way_members[] = {
     {"is_quiet", T_BOOL, offsetof(Way, is_quiet), 0, "Nothing else is under way or waits."},
     {"n_flying", T_INT, offsetof(Way, n_flying), READONLY, "Texts under way."},
     {"n_findings", T_INT, offsetof(Way, n_findings), READONLY, "What was found out and may still hold."},
+    {"n_taken", T_ULONGLONG, offsetof(Way, n_taken), READONLY, "Texts that were launched here."},
     {"n_views", T_ULONGLONG, offsetof(Way, n_views), READONLY, "Texts whose ids were not copied."},
     {"launch_cpu_ns", T_LONGLONG, offsetof(Way, launch_cpu_ns), READONLY, "CPU time of a launch, measured last."},
     {"turn_cpu_ns", T_LONGLONG, offsetof(Way, turn_cpu_ns), READONLY, "CPU time of a turn, measured last."},

@@ -34,36 +34,33 @@ static int is_same(PyObject* one, PyObject* other) {
     return PyUnicode_CheckExact(one) && PyUnicode_CheckExact(other) && PyUnicode_Compare(one, other) == 0;
 }
 
-// The kind of content of a text, borrowed: only one of those that `content_kind` gives, which live on. NULL: an error.
-static PyObject* kind_of(Way* way, PyObject* memory) {
-    const Py_buffer* text = PyMemoryView_GET_BUFFER(memory);
-    const Py_ssize_t n = text->len < SAMPLE_BYTES ? text->len : SAMPLE_BYTES;
-    const uint8_t* bytes = text->buf;
+// The kind of content of UTF-8, as `costs.content_kind` has it.
+PyObject* kind_of(const Way* way, const uint8_t* text, Py_ssize_t n_bytes) {
+    const Py_ssize_t n = n_bytes < SAMPLE_BYTES ? n_bytes : SAMPLE_BYTES;
+    Py_ssize_t n_chars = 0, first = 0;
     uint8_t any = 0;
-    for (Py_ssize_t i = 0; i < n; i++) any |= bytes[i];
+    for (Py_ssize_t i = 0; i < n; i++) {
+        any |= text[i];
+        if ((text[i] & 0xc0) == 0x80) continue;
+        n_chars++;
+        first = i;
+    }
     if (any < 0x80) return way->ascii;
-    PyObject* kind = PyObject_CallOneArg(way->content_kind, memory);
-    Py_XDECREF(kind);
-    return kind;
+    // A character that the sample cuts is none.
+    const int length = text[first] < 0xc0 ? 1 : text[first] < 0xe0 ? 2 : text[first] < 0xf0 ? 3 : 4;
+    if (first + length > n) n_chars--;
+    return 2 * n > 3 * n_chars ? way->wide : way->mixed;
 }
 
-static const Finding* find(Way* way, PyObject* owner, PyObject* memory, PyObject* const* asked) {
+static const Finding* find(const Way* way, PyObject* owner, const Py_buffer* text, PyObject* const* asked) {
     PyObject* kind = NULL;
-    const Py_ssize_t n_bytes = PyMemoryView_GET_BUFFER(memory)->len;
     for (int i = 0; i < way->n_findings; i++) {
         const Finding* found = &way->findings[i];
-        int fits = found->owner == owner && found->min_bytes <= n_bytes && n_bytes <= found->max_bytes;
+        int fits = found->owner == owner && found->min_bytes <= text->len && text->len <= found->max_bytes;
         for (int k = 0; fits && k < N_ASKED; k++) fits = is_same(found->asked[k], asked[k]);
         if (!fits) continue;
         if (PyUnicode_GET_LENGTH(found->kind) == 0) return found;
-        if (kind == NULL) {
-            if ((kind = kind_of(way, memory)) == NULL) {
-                PyErr_Clear();
-                return NULL;
-            }
-            i = -1;  // from the beginning: others may have changed them meanwhile
-            continue;
-        }
+        if (kind == NULL) kind = kind_of(way, text->buf, text->len);
         if (is_same(found->kind, kind)) return found;
     }
     return NULL;
@@ -96,7 +93,7 @@ PyObject* place_take(Place* place, PyObject* const* args, Py_ssize_t n_args) {
     if (memory == NULL || !PyMemoryView_Check(memory) || unused == NULL || !PyList_CheckExact(unused)) Py_RETURN_NONE;
     PyObject* call = PyObject_CallNoArgs(way->call_type);
     if (call == NULL) return NULL;
-    const Finding* found = find(way, place->owner, memory, args + 3);
+    const Finding* found = find(way, place->owner, PyMemoryView_GET_BUFFER(memory), args + 3);
     const Py_ssize_t n_bytes = PyMemoryView_GET_BUFFER(memory)->len;
     const int bucket = bucket_of(n_bytes);
     Size* size = &way->sizes[bucket % N_SIZES];

@@ -104,10 +104,11 @@ struct Way {
     Py_ssize_t hold_from;
     PyTypeObject *text_type, *ids_type, *lease_type;
     Py_ssize_t lease_at, memory_at, unused_at, hold_at;
-    PyObject *call_type, *result_type, *content_kind, *ascii, *route, *on_failed_launch, *on_failed_callback, *on_full;
+    PyObject *call_type, *result_type, *ascii, *mixed, *wide, *route, *on_failed_launch, *on_failed_callback, *on_full;
 };
 
 int bucket_of(Py_ssize_t n_bytes);
+PyObject* kind_of(const Way* way, const uint8_t* text, Py_ssize_t n_bytes);
 void clear_flight(Flight* flight);
 Flight pop_flight(Way* way);
 double learned(double known, double due, double took, int was_late, int has_napped, int* n_in_row);

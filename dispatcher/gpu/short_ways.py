@@ -14,7 +14,7 @@ from collections.abc import Callable, Sized
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dispatcher.costs import ASCII, content_kind
+from dispatcher.costs import ASCII, MIXED, WIDE
 from dispatcher.failures import where
 from dispatcher.gpu.account import MEASURED, Account
 from dispatcher.gpu.batch import Former
@@ -288,8 +288,7 @@ class ShortWays:
             lease_type=Lease,
             call_type=ShortCall,
             result_type=EncodedGroup,
-            content_kind=content_kind,
-            ascii=ASCII,
+            kinds=(ASCII, MIXED, WIDE),
             route="gpu",
             hold_from=self._reader.hold_from,
             on_failed_launch=self._failed_launch,

@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from dispatcher.costs import SAMPLE
+from dispatcher.costs import SAMPLE, content_kind
 from dispatcher.gpu import account, local_link, local_place, short_way
 from dispatcher.gpu.local_place import AFTER_NAP, AT_FIRST, Place
 from dispatcher.meter import WorkKey
@@ -88,6 +88,15 @@ def test_it_learns_as_python_does(module: ModuleType, synthetic: Tokenizer) -> N
         assert prediction.of(LONG) == pytest.approx(expected, abs=1)
         n_lessons += expected != before
     assert n_lessons > 1000
+
+
+def test_kinds_of_content(calls: NativeCalls, synthetic: Tokenizer) -> None:
+    """As everywhere else, wherever the sample ends."""
+    for text in ("", "a", "é", "aé", "aaé", "你好", "a你", "aaa你", "abcd😀", "😀", "пример текста"):
+        for n in (1, 2, 50, 200, 600):
+            for before in range(5):
+                data = (b"x" * before) + text.encode() * n
+                assert calls.native.kind_of(data) == content_kind(data)
 
 
 def test_each_text_has_its_ids(calls: NativeCalls, synthetic: Tokenizer) -> None:
