@@ -120,8 +120,8 @@ class RouteDriver:
     @property
     def is_busy(self) -> bool:
         """Whether replays are under way on an engine of this process."""
-        local = self._local
-        return local is not None and local.is_busy
+        local, short = self._local, self._short
+        return local is not None and (local.is_busy or (short is not None and short.n_under_way > 0))
 
     def close(self) -> None:
         """End all routes: what is queued or in flight falls back."""

@@ -122,8 +122,12 @@ def test_several_under_way(calls: NativeCalls, synthetic: Tokenizer) -> None:
     """Four from C; a fifth comes to Python, which goes on with all of them."""
     calls.device.is_held = True
     texts = [text_of(LONG + i, i) for i in range(6)]
+    driver = calls.gpus.driver
+    assert driver is not None
+    assert not driver.is_busy
     for n, text in enumerate(texts, 1):
         calls.start(text)
+        assert driver.is_busy
         assert calls.native.n_flying == (n if n <= 4 else 0)
     assert calls.device.n_direct == 4
     while len(calls.results) < 6:
