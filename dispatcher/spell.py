@@ -11,6 +11,10 @@ from typing import NamedTuple
 
 from dispatcher.policy import CPU, GPU
 
+TREND_SPELLS, TREND_DOUBT = 16, 4
+"""Spells that a trend is taken over, and how many count as much as the assumption that there is none."""
+STEEPEST = 3.0
+"""Trend at most."""
 FULL = 64
 """With more answers under way, it is their rate that tells ways apart: what waits makes each take long, any way."""
 
@@ -139,11 +143,23 @@ class Measure(NamedTuple):
         """Whether all three are full: then their rates hardly depend on luck."""
         return self.is_full and before.is_full and after.is_full
 
-    def slower_than(self, before: Measure, after: Measure) -> float:
-        """Logarithm of how many times as long answers took as in the spells around it."""
+    def is_other_load(self, before: Measure, by: float) -> bool:
+        """Whether the load differs by so much (a logarithm, base 2), and not only since it waits for answers.
+
+        Callers of which each waits for its answer keep as many under way, however long that takes.
+        """
+        under_way = math.log2(max(self.n_under_way, 1e-9) / max(before.n_under_way, 1e-9))
+        return abs(self.load - before.load) > by and abs(under_way) > by
+
+    def slower_than(self, before: Measure, after: Measure, slope: float = 0.0) -> float:
+        """Logarithm of how many times as long answers took as in the spells around it.
+
+        `slope`: how much longer they take (a logarithm) the way that is kept, for twice the load (see `Trend`).
+        """
         if self.is_full_as(before, after):
             return math.log(before.rate * after.rate) / 2 - math.log(self.rate)
-        return self.time - (before.time + after.time) / 2
+        more = self.load - (before.load + after.load) / 2
+        return self.time - (before.time + after.time) / 2 - slope * more
 
     def dearer_than(self, before: Measure, after: Measure) -> float:
         """Logarithm of how many times as much host CPU an answer took as in the spells around it."""
@@ -153,6 +169,34 @@ class Measure(NamedTuple):
         """What it cost all that were answered in it and after it, in answers of the time before."""
         n_answers = self.n_answers + after.n_answers
         return max(0.0, (self.spent_ns + after.spent_ns) / before.mean_ns - n_answers)
+
+
+class Trend:
+    """What answers take the way that is kept, by how much came in a spell: near saturation that is most of the noise."""
+
+    __slots__ = ("_both", "_load", "_n", "_spread", "_time")
+
+    def __init__(self) -> None:
+        self._n = 0
+        self._load = self._time = self._spread = self._both = 0.0
+        """Means, variance and covariance."""
+
+    def note(self, load: float, time: float) -> None:
+        """One more spell: logarithms, of base 2 and natural."""
+        self._n = min(self._n + 1, TREND_SPELLS)
+        part = 1 / self._n
+        load, time = load - self._load, time - self._time
+        self._load += load * part
+        self._time += time * part
+        self._spread = (1 - part) * (self._spread + part * load * load)
+        self._both = (1 - part) * (self._both + part * load * time)
+
+    @property
+    def slope(self) -> float:
+        """How much longer answers take (a logarithm) for twice the load; few spells say less."""
+        sure = self._n / (self._n + TREND_DOUBT)
+        # Callers that wait for their answers ask for less when these take long: that is no trend.
+        return min(max(self._both / (self._spread or 1.0), 0.0), STEEPEST) * sure
 
 
 def mean_log(times: list[int]) -> float:

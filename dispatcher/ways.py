@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from dispatcher.policy import CPU, GPU, LESS, PREDICTED
-from dispatcher.spell import Measure, Spell, mean_log
+from dispatcher.spell import Measure, Spell, Trend, mean_log
 
 WAYS = (PREDICTED, CPU, GPU)
 
@@ -52,6 +52,8 @@ FAR, FAR_ANSWERS = math.log(2.5), 8
 """... or so many times as long, after so few of them, or when twice as many should have come."""
 TRY_LOOK_NS = 500_000
 """Time between two looks whether they do."""
+BURST, BURST_TIMES = 16, 4
+"""More than so many pieces of work beyond so many times what the load is, from one look to the next, end a try, too."""
 LONGER, LONG_NS = 4.0, 50_000_000
 """Spells of the way that is kept last so many times as long, up to this, since they cost nothing, ..."""
 LIKE = 0.3
@@ -81,6 +83,8 @@ LOAD_DOUBT = math.log(1.5)
 """How much less slow (a logarithm) a way may be at a load that is next to the one where it was tried."""
 CHANGED = math.log(2.0)
 """When answers take so many times as long (a logarithm), what was known counts as one try, ..."""
+FRESH_NS = 2_000_000_000
+"""Spells at one load are compared when no more time than this lies between them, whatever other loads came meanwhile."""
 STALE_NS = 60_000_000_000
 """... and so it does when the load was another one for so long."""
 
@@ -98,6 +102,8 @@ class Seen:
     """What the last try cost all others, in answers."""
     n_since: int = 0
     """Answers since the last try."""
+    n_lost: int = 0
+    """Tries since the last one that said something."""
 
     @property
     def is_far(self) -> bool:
@@ -116,11 +122,16 @@ class Seen:
     def learn(self, slower: float, dearer: float, cost: float, is_clear: bool = False) -> None:
         """From one more try; a clear one is enough."""
         # Whatever else made answers slow meanwhile, a way that is faster costs nothing.
-        self.cost, self.n_since = cost if slower > 0 else 0.0, 0
+        self.cost, self.n_lost = cost if slower > 0 else 0.0, 0
         part = 1 / (min(self.n_tries, REMEMBERED - 1) + 1)
         self.slower += (slower - self.slower) * part
         self.dearer += (dearer - self.dearer) * part
         self.n_tries = max(min(self.n_tries + 1, REMEMBERED), TRIES if is_clear else 0)
+
+
+    def tried(self, cost: float) -> None:
+        """A try is over. Until there is something to compare it with, it counts as lost: tries may cost so much."""
+        self.cost, self.n_since, self.n_lost = max(cost, self.cost), 0, self.n_lost + 1
 
 
 @dataclass(slots=True)
@@ -133,11 +144,19 @@ class Standing:
     """Logarithm of what an answer took the way that is kept, when others were compared with it."""
     left_ns: int = 0
     """When the load became another one."""
+    before: Measure | None = None
+    """Of the last spell of the way that is kept, ..."""
+    before_ns: int = 0
+    """... and when it ended."""
+    trend: Trend = field(default_factory=Trend)
+    tried: tuple[str, Measure] | None = None
+    """Of a spell of another way after that."""
 
     def keep(self, way: str) -> None:
         """Change the way that is kept: all others are compared with it from now on."""
         if way == self.kept:
             return
+        self.before, self.tried, self.trend = None, None, Trend()
         new = self.others.pop(way)
         self.others = {
             other: replace(seen, slower=seen.slower - new.slower, dearer=seen.dearer - new.dearer)
@@ -151,16 +170,28 @@ class Standing:
         is_less = time < math.inf
         return Standing(self.kept, {way: seen.doubted(by, is_less) for way, seen in self.others.items()}, time)
 
+    def doubt(self, time: float, by: float) -> None:
+        """The way that is kept has become slower by so much (a logarithm), and takes a time."""
+        self.others, self.time = self.doubted(time, by).others, time
+
+    def end_try(self, way: str, measure: Measure, is_far: bool, is_burst: bool) -> None:
+        """A spell of another way is over; what came in a burst, or at another load, says nothing."""
+        before = self.before
+        assert before is not None
+        self.others[way].tried(measure.spent_ns / before.mean_ns - measure.n_answers)
+        is_other = not is_far and measure.is_other_load(before, 2 * SAME_LOAD)
+        self.tried = None if is_burst or is_other else (way, measure)
+
     def due(self, slower_by: Mapping[str, float], n_answers: float) -> str:
         """Another way to try now, or the one that is kept.
 
         `slower_by`: what predictions said last; `n_answers`: how many a try takes.
         """
         for way, seen in sorted(self.others.items(), key=lambda item: item[1].slower):
-            cost = seen.cost if seen.n_tries >= TRIES else UNSURE * seen.cost
+            cost = seen.cost if seen.n_tries >= TRIES or seen.n_lost else UNSURE * seen.cost
             if self.kept == PREDICTED or not seen.n_tries:
                 cost = max(cost, n_answers * slower_by.get(way, 0.0))
-            n_tries = KNOWN if seen.is_far else min(seen.n_tries, KNOWN)
+            n_tries = KNOWN if seen.is_far else min(seen.n_tries + seen.n_lost, KNOWN)
             if seen.n_since >= max(TRY_EVERY * cost, FIRST_ANSWERS << n_tries):
                 return way
         return self.kept
@@ -196,16 +227,14 @@ class Ways:
         self._load = 0
         """Power of 2; 0 = quiet."""
         self._load_log = 0.0
-        self._before: Measure | None = None
-        """Of the last spell of the way that is kept."""
-        self._tried: tuple[str, Measure] | None = None
-        """Of a spell of another way after that."""
         self._predictions = self.spell.others_slower_by(), self.spell.others_slower_by()
         """Of the last two spells in which there were any."""
         self._n_spells = 1.0
         """How many times as long as usual the spell is."""
         self._is_other = False
         """Whether the last spell of the way that is kept says that the load is another one."""
+        self._looked = 0, 0
+        """At a try, when that was, and at how many documents."""
         self._lock = threading.Lock()
 
     def now(self, now_ns: int, n_documents: int = 1) -> str:
@@ -226,13 +255,16 @@ class Ways:
 
     def _look_at(self, spell: Spell, now_ns: int) -> None:
         is_try = spell.way != self._standing.kept
-        is_far = is_try and self._is_far(spell, now_ns)
-        if self._load and not is_far and not self._is_over(spell, now_ns, is_try):
-            spell.look_ns = now_ns + (TRY_LOOK_NS if is_try else SHORTEST_NS)
-            spell.look_asked = max(spell.look_asked, 2 * spell.n_asked)
+        is_burst = is_try and self._is_burst(spell, now_ns)
+        is_far = is_try and not is_burst and self._is_far(spell, now_ns)
+        if self._load and not is_burst and not is_far and not self._is_over(spell, now_ns, is_try):
+            if is_try:
+                self._look_again(spell, now_ns, now_ns + TRY_LOOK_NS)
+            else:
+                spell.look_ns, spell.look_asked = now_ns + SHORTEST_NS, max(spell.look_asked, 2 * spell.n_asked)
             return
         cpu_ns = self._host_ns()
-        if not is_far and self._is_quiet(spell, now_ns):
+        if not is_burst and not is_far and self._is_quiet(spell, now_ns):
             self._enter(0, now_ns)
             self._rest(now_ns, cpu_ns)
             return
@@ -244,7 +276,7 @@ class Ways:
             self._enter(round(measure.load), now_ns)
             way = self._standing.kept
         elif is_try:
-            self._tried = (spell.way, measure)
+            self._standing.end_try(spell.way, measure, is_far, is_burst)
             way = self._standing.kept
         else:
             way = self._way_after(spell, measure, now_ns)
@@ -262,25 +294,49 @@ class Ways:
             return now_ns >= spell.from_ns + patience * (spell.until_ns - spell.from_ns)
         if now_ns >= spell.until_ns or spell.n_asked >= spell.look_asked:
             return True
-        return self._before is not None and mean_log(spell.answers[:]) > self._before.time + TOO_SLOW
+        before = self._standing.before
+        return before is not None and mean_log(spell.answers[:]) > before.time + TOO_SLOW
+
+    def _is_burst(self, spell: Spell, now_ns: int) -> bool:
+        """Whether far more came since the last look than does at this load."""
+        looked_ns, n_asked = self._looked
+        return spell.n_asked > n_asked + self._allowed(spell.way, now_ns - looked_ns)
+
+    def _allowed(self, way: str, for_ns: int) -> float:
+        """Documents that a try takes from one look to the next."""
+        before, n_lost = self._standing.before, self._standing.others[way].n_lost
+        if before is None:
+            return math.inf
+        # What always comes in bursts must be tried at last, too.
+        return (BURST << min(n_lost, KNOWN)) * 2.0**before.load / before.rate + BURST_TIMES * (
+            2.0**before.load * for_ns * 1e-9
+        )
+
+    def _look_again(self, spell: Spell, now_ns: int, look_ns: int) -> None:
+        """At a try: at a time, or when far more came."""
+        self._looked, spell.look_ns = (now_ns, spell.n_asked), look_ns
+        allowed = self._allowed(spell.way, look_ns - now_ns)
+        spell.look_asked = spell.n_asked + int(min(allowed, 1 << 60)) + 1
 
     def _is_far(self, spell: Spell, now_ns: int) -> bool:
         """Whether the few answers that there are, or that there are so few, show that a way is slow by far."""
-        answers, before = spell.answers[:], self._before
+        answers, before = spell.answers[:], self._standing.before
         if before is None or before.is_full:
             return False
         if len(answers) >= FAR_ANSWERS:
             return mean_log(answers) > before.time + FAR
         late_ns = now_ns - spell.from_ns - math.exp(before.time + FAR)
-        return late_ns * before.rate > 2e9 * FAR_ANSWERS
+        # None are missing when the load has become less.
+        n_missing = spell.n_asked * before.rate / 2.0**before.load - spell.n_answered
+        return late_ns * before.rate > 2e9 * FAR_ANSWERS and n_missing >= FAR_ANSWERS
 
     def _way_after(self, spell: Spell, measure: Measure, now_ns: int) -> str:
         """After a spell of the way that is kept."""
-        before, way = self._before, spell.way
-        self._learn(before, measure)
-        self._tried, self._before = None, measure
+        way, at = spell.way, self._standing_at(measure.load)
+        if at is not None and at.kept == way:
+            self._learn(at, measure, now_ns)
         self._note_load(measure, now_ns)
-        if self._standing.kept == way and self._before is not None:
+        if self._standing is at and at.kept == way and at.before is not None and not self._is_other:
             older, newer = self._predictions
             slower_by = {route: max(older[route], newer[route]) for route in newer}
             n_answers = max(ANSWERS, (SETTLES + LATENCIES) * measure.n_under_way)
@@ -293,33 +349,42 @@ class Ways:
         step = measure.load - self._load_log
         was_other, self._is_other = self._is_other, abs(step) > SAME_LOAD
         if self._is_other and not was_other:
-            self._before = None
             return
         self._is_other = False
         self._load_log += step if was_other else step * (1.0 - (1.0 - RATE_STEP) ** self._n_spells)
         if abs(self._load_log - self._load) > SAME_LOAD:
             self._enter(round(self._load_log), now_ns)
 
-    def _learn(self, before: Measure | None, after: Measure) -> None:
-        standing = self._standing
-        for seen in standing.others.values():
+    def _standing_at(self, load: float) -> Standing | None:
+        """What is known of a load that was measured, if it was there before."""
+        if abs(load - self._load_log) <= SAME_LOAD:
+            return self._standing
+        return self._standings.get(round(load))
+
+    @staticmethod
+    def _learn(at: Standing, after: Measure, now_ns: int) -> None:
+        """From one more spell of the way that is kept at a load."""
+        for seen in at.others.values():
             seen.n_since += after.n_answers
-        if before is None:
-            return
-        if self._tried is not None and abs(after.load - before.load) <= SAME_LOAD:
-            way, tried = self._tried
-            standing.others[way].learn(
-                tried.slower_than(before, after),
-                tried.dearer_than(before, after),
-                tried.cost(before, after),
-                tried.is_full_as(before, after),
+        kept, tried = at.kept, at.tried
+        before = at.before if now_ns - at.before_ns < FRESH_NS else None
+        at.tried = None
+        if before is not None and tried is not None and abs(after.load - before.load) <= SAME_LOAD:
+            way, measure = tried
+            at.others[way].learn(
+                measure.slower_than(before, after, at.trend.slope),
+                measure.dearer_than(before, after),
+                measure.cost(before, after),
+                measure.is_full_as(before, after),
             )
             is_steady = abs(after.time - before.time) <= CHANGED
-            standing.time = (before.time + after.time) / 2 if is_steady else min(before.time, after.time)
-            standing.keep(next_way(standing.kept, standing.others))
-        elif min(before.time, after.time) > standing.time + CHANGED:
-            doubted = standing.doubted(after.time, by=min(before.time, after.time) - standing.time)
-            self._standing = self._standings[self._load] = doubted
+            at.time = (before.time + after.time) / 2 if is_steady else min(before.time, after.time)
+            at.keep(next_way(at.kept, at.others))
+        elif before is not None and min(before.time, after.time) > at.time + CHANGED:
+            at.doubt(after.time, by=min(before.time, after.time) - at.time)
+        if at.kept == kept:
+            at.before, at.before_ns = after, now_ns
+            at.trend.note(after.load, after.time)
 
     def _begin(self, way: str, now_ns: int, cpu_ns: int, last: Measure) -> None:
         """A spell, after one that was measured."""
@@ -334,7 +399,7 @@ class Ways:
         # Far more than would come at this load.
         spell.look_asked = ANSWERS + int(2.0 ** (last.load + 2 * SAME_LOAD) * (until_ns - now_ns) / 1e9)
         if way != self._standing.kept:
-            spell.look_ns = from_ns + TRY_LOOK_NS
+            self._look_again(spell, now_ns, from_ns + TRY_LOOK_NS)
         self.spell = spell
 
     def _rest(self, now_ns: int, cpu_ns: int) -> None:
@@ -347,7 +412,6 @@ class Ways:
         """The load is another one: what was known of it, or else of the nearest one."""
         standings, old = self._standings, self._standing
         old.left_ns, self._load = now_ns, load
-        self._before = self._tried = None
         found = standings.get(load)
         if not load:
             self._standing = Standing()
