@@ -130,6 +130,11 @@ class Measure(NamedTuple):
     """... and what they took in sum."""
 
     @property
+    def documents(self) -> float:
+        """Of an answer, on average."""
+        return math.exp2(self.load) / self.rate
+
+    @property
     def n_under_way(self) -> float:
         """Answers that were under way together."""
         return math.exp(self.time) * self.rate * 1e-9
@@ -172,14 +177,14 @@ class Measure(NamedTuple):
 
 
 class Trend:
-    """What answers take the way that is kept, by how much came in a spell: near saturation that is most of the noise."""
+    """What answers take the way that is kept, by how much came in a spell: most of the noise near saturation."""
 
-    __slots__ = ("_both", "_load", "_n", "_spread", "_time")
+    __slots__ = ("_both", "_load", "_n", "_of_load", "_of_time", "_time")
 
     def __init__(self) -> None:
         self._n = 0
-        self._load = self._time = self._spread = self._both = 0.0
-        """Means, variance and covariance."""
+        self._load = self._time = self._of_load = self._of_time = self._both = 0.0
+        """Means, variances and covariance."""
 
     def note(self, load: float, time: float) -> None:
         """One more spell: logarithms, of base 2 and natural."""
@@ -188,15 +193,19 @@ class Trend:
         load, time = load - self._load, time - self._time
         self._load += load * part
         self._time += time * part
-        self._spread = (1 - part) * (self._spread + part * load * load)
+        self._of_load = (1 - part) * (self._of_load + part * load * load)
+        self._of_time = (1 - part) * (self._of_time + part * time * time)
         self._both = (1 - part) * (self._both + part * load * time)
 
     @property
     def slope(self) -> float:
-        """How much longer answers take (a logarithm) for twice the load; few spells say less."""
-        sure = self._n / (self._n + TREND_DOUBT)
+        """How much longer answers take (a logarithm) for twice the load, so far as it is the load that explains it."""
         # Callers that wait for their answers ask for less when these take long: that is no trend.
-        return min(max(self._both / (self._spread or 1.0), 0.0), STEEPEST) * sure
+        if self._both <= 0.0 or not self._of_time:
+            return 0.0
+        slope = self._both / self._of_load
+        explained = slope * self._both / self._of_time
+        return min(slope, STEEPEST) * explained * self._n / (self._n + TREND_DOUBT)
 
 
 def mean_log(times: list[int]) -> float:

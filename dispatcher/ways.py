@@ -6,11 +6,12 @@ compared by what answers took while all short work went that way, in short spell
 
     spell of the way that is kept ─► of another one ─► of the way that is kept ─► how many times as long answers took
 
-What is known holds for one load (documents per second, by powers of 2), and what is clear for those beside it. Another
-way is tried the more rarely the more it cost (`Standing.due`), taken after two tries, or a clear one, and then only
-when it is faster by more than 5 %, or as fast with less of the host's CPU (`next_way`). One that is slow by far shows
-it after a few answers, and is rarely tried again. Below `QUIET_RATE` nobody is in anybody's way: each piece is
-predicted.
+What is known holds for one load (documents per second, by powers of 2; `dispatcher.standing`), and what is clear for
+those beside it. A spell is compared with the last one at its load, whatever came in between, and a try ends when the
+load becomes another one. Another way is tried the more rarely the more it cost (`Standing.due`), taken after two tries,
+or a clear one, and then only when it is faster by more than 5 %, or as fast with less of the host's CPU (`next_way`).
+One that is slow by far shows it after a few answers, and is rarely tried again. Below `QUIET_RATE` nobody is in
+anybody's way: each piece is predicted.
 
     way = ways.now(now_ns, n)           who chooses asks, and notes `ways.spell` with the work
     spell.answered(since_ns, now_ns)    the work was answered
@@ -21,11 +22,11 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
 
-from dispatcher.policy import CPU, GPU, LESS, PREDICTED
-from dispatcher.spell import Measure, Spell, Trend, mean_log
+from dispatcher.policy import CPU, GPU, PREDICTED
+from dispatcher.spell import Measure, Spell, mean_log
+from dispatcher.standing import FAR, KNOWN, SAME_LOAD, UNSURE, Standing, next_way
 
 WAYS = (PREDICTED, CPU, GPU)
 
@@ -48,170 +49,25 @@ TRY_PATIENCE = 2
 """... and so does a try, ..."""
 TOO_SLOW = math.log(1.5)
 """... which also ends when answers take so many times as long (a logarithm), ..."""
-FAR, FAR_ANSWERS = math.log(2.5), 8
-"""... or so many times as long, after so few of them, or when twice as many should have come."""
+FAR_ANSWERS = 8
+"""... or `FAR` times as long, after so few of them, or when twice as many should have come."""
 TRY_LOOK_NS = 500_000
 """Time between two looks whether they do."""
 BURST, BURST_TIMES = 16, 4
 """More than so many pieces of work beyond so many times what the load is, from one look to the next, end a try, too."""
-LONGER, LONG_NS = 4.0, 50_000_000
-"""Spells of the way that is kept last so many times as long, up to this, since they cost nothing, ..."""
-LIKE = 0.3
-"""... and so do those of ways that differ by less than this (a logarithm), since it takes more answers to tell."""
+LONG_NS = 50_000_000
+"""Spells that last `LONGER` do no longer than this."""
 
-NEAR = math.log(1.05)
-"""Ways are as fast as each other when they differ by no more (a logarithm)."""
-TRIES = 2
-"""Of a way before it may be taken."""
-TRY_EVERY = 25
-"""Trying a way adds no more than one part in so many to the mean time of an answer."""
-UNSURE = 0.3
-"""What fewer than `TRIES` of them cost counts as this part: it may have been bad luck."""
-FIRST_ANSWERS = 64
-"""At least so many come before the first try, and twice as many before each one after it, ..."""
-KNOWN = 8
-"""... until a way is known from so many tries: then one answer in 300 is of a try of a slower way, which is less than
-what the 99th percentile leaves out, and one in 130 of a way that differs little."""
-REMEMBERED = 8
-"""Tries that the mean is taken over, at most."""
-
-SAME_LOAD = 0.7
-"""The load is another one when its logarithm (base 2) is so far off."""
 RATE_STEP = 0.2
 """What one spell says about it."""
 LOAD_DOUBT = math.log(1.5)
 """How much less slow (a logarithm) a way may be at a load that is next to the one where it was tried."""
 CHANGED = math.log(2.0)
 """When answers take so many times as long (a logarithm), what was known counts as one try, ..."""
-FRESH_NS = 2_000_000_000
-"""Spells at one load are compared when no more time than this lies between them, whatever other loads came meanwhile."""
 STALE_NS = 60_000_000_000
 """... and so it does when the load was another one for so long."""
-
-
-@dataclass(slots=True)
-class Seen:
-    """A way that is not the one that is kept."""
-
-    n_tries: int = 0
-    slower: float = 0.0
-    """Logarithm of how many times as long answers take that way."""
-    dearer: float = 0.0
-    """The same for the host's CPU time of an answer."""
-    cost: float = 0.0
-    """What the last try cost all others, in answers."""
-    n_since: int = 0
-    """Answers since the last try."""
-    n_lost: int = 0
-    """Tries since the last one that said something."""
-
-    @property
-    def is_far(self) -> bool:
-        """Whether it is known to be slow by far."""
-        return self.n_tries >= TRIES and self.slower > FAR
-
-    def doubted(self, by: float = math.inf, is_less: bool = False) -> Seen:
-        """A copy that counts as one try, unless it is slow by far even if that is less by so much (a logarithm).
-
-        `is_less`: it is, because the way that is kept has become slower by so much. It may do so again.
-        """
-        if self.slower - by <= FAR:
-            return replace(self, n_tries=min(self.n_tries, 1))
-        return replace(self, slower=self.slower - by) if is_less else replace(self)
-
-    def learn(self, slower: float, dearer: float, cost: float, is_clear: bool = False) -> None:
-        """From one more try; a clear one is enough."""
-        # Whatever else made answers slow meanwhile, a way that is faster costs nothing.
-        self.cost, self.n_lost = cost if slower > 0 else 0.0, 0
-        part = 1 / (min(self.n_tries, REMEMBERED - 1) + 1)
-        self.slower += (slower - self.slower) * part
-        self.dearer += (dearer - self.dearer) * part
-        self.n_tries = max(min(self.n_tries + 1, REMEMBERED), TRIES if is_clear else 0)
-
-
-    def tried(self, cost: float) -> None:
-        """A try is over. Until there is something to compare it with, it counts as lost: tries may cost so much."""
-        self.cost, self.n_since, self.n_lost = max(cost, self.cost), 0, self.n_lost + 1
-
-
-@dataclass(slots=True)
-class Standing:
-    """What is known of all ways at one load."""
-
-    kept: str = PREDICTED
-    others: dict[str, Seen] = field(default_factory=lambda: {CPU: Seen(), GPU: Seen()})
-    time: float = math.inf
-    """Logarithm of what an answer took the way that is kept, when others were compared with it."""
-    left_ns: int = 0
-    """When the load became another one."""
-    before: Measure | None = None
-    """Of the last spell of the way that is kept, ..."""
-    before_ns: int = 0
-    """... and when it ended."""
-    trend: Trend = field(default_factory=Trend)
-    tried: tuple[str, Measure] | None = None
-    """Of a spell of another way after that."""
-
-    def keep(self, way: str) -> None:
-        """Change the way that is kept: all others are compared with it from now on."""
-        if way == self.kept:
-            return
-        self.before, self.tried, self.trend = None, None, Trend()
-        new = self.others.pop(way)
-        self.others = {
-            other: replace(seen, slower=seen.slower - new.slower, dearer=seen.dearer - new.dearer)
-            for other, seen in self.others.items()
-        }
-        self.others[self.kept] = Seen(new.n_tries, -new.slower, -new.dearer)
-        self.kept = way
-
-    def doubted(self, time: float = math.inf, by: float = math.inf) -> Standing:
-        """A copy in which ways count as tried once (see `Seen.doubted`); `time` is new."""
-        is_less = time < math.inf
-        return Standing(self.kept, {way: seen.doubted(by, is_less) for way, seen in self.others.items()}, time)
-
-    def doubt(self, time: float, by: float) -> None:
-        """The way that is kept has become slower by so much (a logarithm), and takes a time."""
-        self.others, self.time = self.doubted(time, by).others, time
-
-    def end_try(self, way: str, measure: Measure, is_far: bool, is_burst: bool) -> None:
-        """A spell of another way is over; what came in a burst, or at another load, says nothing."""
-        before = self.before
-        assert before is not None
-        self.others[way].tried(measure.spent_ns / before.mean_ns - measure.n_answers)
-        is_other = not is_far and measure.is_other_load(before, 2 * SAME_LOAD)
-        self.tried = None if is_burst or is_other else (way, measure)
-
-    def due(self, slower_by: Mapping[str, float], n_answers: float) -> str:
-        """Another way to try now, or the one that is kept.
-
-        `slower_by`: what predictions said last; `n_answers`: how many a try takes.
-        """
-        for way, seen in sorted(self.others.items(), key=lambda item: item[1].slower):
-            cost = seen.cost if seen.n_tries >= TRIES or seen.n_lost else UNSURE * seen.cost
-            if self.kept == PREDICTED or not seen.n_tries:
-                cost = max(cost, n_answers * slower_by.get(way, 0.0))
-            n_tries = KNOWN if seen.is_far else min(seen.n_tries + seen.n_lost, KNOWN)
-            if seen.n_since >= max(TRY_EVERY * cost, FIRST_ANSWERS << n_tries):
-                return way
-        return self.kept
-
-    def times_as_long(self, way: str) -> float:
-        """How many times as long as others a spell of a way lasts."""
-        seen = self.others.get(way)
-        return LONGER if seen is None or (seen.n_tries >= TRIES and abs(seen.slower) < LIKE) else 1.0
-
-
-def next_way(kept: str, others: Mapping[str, Seen]) -> str:
-    """The way to keep: the fastest, or of those that are as fast the one with the least host CPU."""
-    known = {way: seen for way, seen in others.items() if seen.n_tries >= TRIES}
-    best = min([0.0, *(seen.slower for seen in known.values())])
-    near = {way: seen.dearer for way, seen in known.items() if seen.slower <= best + NEAR}
-    stays = best >= -NEAR
-    way = kept if stays else min(known, key=lambda way: known[way].slower)
-    dearer = 0.0 if stays else near[way]
-    least = min(near, key=lambda other: near[other], default=way)
-    return least if near.get(least, dearer) < dearer + math.log(LESS) else way
+FRESH_NS = 2_000_000_000
+"""Spells at one load are compared when no more time than this lies between them, whatever loads came meanwhile."""
 
 
 class Ways:
@@ -308,9 +164,8 @@ class Ways:
         if before is None:
             return math.inf
         # What always comes in bursts must be tried at last, too.
-        return (BURST << min(n_lost, KNOWN)) * 2.0**before.load / before.rate + BURST_TIMES * (
-            2.0**before.load * for_ns * 1e-9
-        )
+        n_pieces = (BURST << min(n_lost, KNOWN)) + BURST_TIMES * before.rate * for_ns * 1e-9
+        return n_pieces * before.documents
 
     def _look_again(self, spell: Spell, now_ns: int, look_ns: int) -> None:
         """At a try: at a time, or when far more came."""
@@ -327,7 +182,7 @@ class Ways:
             return mean_log(answers) > before.time + FAR
         late_ns = now_ns - spell.from_ns - math.exp(before.time + FAR)
         # None are missing when the load has become less.
-        n_missing = spell.n_asked * before.rate / 2.0**before.load - spell.n_answered
+        n_missing = spell.n_asked / before.documents - spell.n_answered
         return late_ns * before.rate > 2e9 * FAR_ANSWERS and n_missing >= FAR_ANSWERS
 
     def _way_after(self, spell: Spell, measure: Measure, now_ns: int) -> str:
@@ -416,9 +271,12 @@ class Ways:
         if not load:
             self._standing = Standing()
             return
-        if found is None and standings:
-            nearest = min(standings, key=lambda other: abs(other - load))
-            found = standings[nearest].doubted(by=abs(nearest - load) * LOAD_DOUBT)
+        if found is None or not found.is_known:
+            known = [other for other, standing in standings.items() if standing.is_known]
+            if known:
+                nearest = min(known, key=lambda other: abs(other - load))
+                if found is None or found.kept != standings[nearest].kept:
+                    found = standings[nearest].doubted(by=abs(nearest - load) * LOAD_DOUBT)
         elif found is not None and now_ns - found.left_ns > STALE_NS:
             found = found.doubted()
         self._standing = standings[load] = found or Standing()
