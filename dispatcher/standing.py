@@ -131,13 +131,13 @@ class Standing:
         """The way that is kept has become slower by so much (a logarithm), and takes a time."""
         self.others, self.time = self.doubted(time, by).others, time
 
-    def end_try(self, way: str, measure: Measure, is_far: bool, is_burst: bool) -> None:
-        """A spell of another way is over; what came in a burst, or at another load, says nothing."""
+    def end_try(self, way: str, measure: Measure, is_far: bool = False, is_cut: bool = False) -> None:
+        """A spell of another way is over. What was cut short by another load, or was at one, says nothing."""
         before = self.before
         assert before is not None
         self.others[way].tried(measure.spent_ns / before.mean_ns - measure.n_answers)
         is_other = not is_far and measure.is_other_load(before, 2 * SAME_LOAD)
-        self.tried = None if is_burst or is_other else (way, measure)
+        self.tried = None if is_cut or is_other else (way, measure)
 
     def due(self, slower_by: Mapping[str, float], n_answers: float) -> str:
         """Another way to try now, or the one that is kept.

@@ -121,6 +121,8 @@ class Ways:
             return
         cpu_ns = self._host_ns()
         if not is_burst and not is_far and self._is_quiet(spell, now_ns):
+            if is_try:
+                self._standing.end_try(spell.way, spell.measure(now_ns, cpu_ns, ANSWERS), is_cut=True)
             self._enter(0, now_ns)
             self._rest(now_ns, cpu_ns)
             return
@@ -132,7 +134,7 @@ class Ways:
             self._enter(round(measure.load), now_ns)
             way = self._standing.kept
         elif is_try:
-            self._standing.end_try(spell.way, measure, is_far, is_burst)
+            self._standing.end_try(spell.way, measure, is_far, is_cut=is_burst)
             way = self._standing.kept
         else:
             way = self._way_after(spell, measure, now_ns)

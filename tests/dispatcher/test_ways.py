@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 
 import pytest
 
@@ -149,14 +150,14 @@ def test_a_try_that_says_nothing_counts() -> None:
     gpu = standing.others[GPU]
     for n_lost in (1, 2, 3):
         gpu.n_since = 10_000
-        standing.end_try(GPU, burst, is_far=False, is_burst=True)
+        standing.end_try(GPU, burst, is_cut=True)
         assert standing.tried is None
         assert (gpu.n_since, gpu.n_lost, gpu.cost) == (0, n_lost, 50.0)
         gpu.n_since = max(TRY_EVERY * 50, FIRST_ANSWERS << n_lost) - 1
         assert standing.due({}, ANSWERS) == PREDICTED
         gpu.n_since += 1
         assert standing.due({}, ANSWERS) == GPU
-    standing.end_try(GPU, before, is_far=False, is_burst=False)
+    standing.end_try(GPU, before)
     assert standing.tried == (GPU, before)
     gpu.learn(0.1, 0.0, 1.0)
     assert gpu.n_lost == 0
@@ -166,10 +167,10 @@ def test_a_try_at_another_load_says_nothing() -> None:
     """Unless callers wait for their answers: then a slow way makes the load less itself."""
     standing, before = Standing(PREDICTED), Measure(math.log(MS), 0.0, 8_000.0, 13.0, MS, 100, 100 * MS)
     standing.before = before
-    standing.end_try(GPU, before._replace(rate=1_000.0, load=10.0), is_far=False, is_burst=False)
+    standing.end_try(GPU, before._replace(rate=1_000.0, load=10.0))
     assert standing.tried is None
     waited = before._replace(time=math.log(8 * MS), rate=1_000.0, load=10.0)
-    standing.end_try(GPU, waited, is_far=False, is_burst=False)
+    standing.end_try(GPU, waited)
     assert standing.tried == (GPU, waited)
 
 
@@ -272,6 +273,19 @@ def test_a_load_that_becomes_more_ends_a_try() -> None:
     first = len(clients.taken) - 1
     clients.ask(40_000, 4_000)
     assert clients.taken[first:].index(PREDICTED) <= 2 * BURST
+
+
+def test_a_try_that_a_pause_cuts_short_counts() -> None:
+    """Who asks again is not sent the same way at once."""
+    clients = Clients(lambda way, rate: MS)
+    while clients.ask(1_000, 1) == [PREDICTED]:
+        pass
+    tried = clients.taken[-1]
+    for _ in range(20):
+        clients.now_ns += 400 * MS
+        clients.ask(1_000, 160)
+    n_tries = sum(a != tried == b for a, b in pairwise(clients.taken))
+    assert n_tries <= 10
 
 
 @pytest.mark.parametrize("pause_ms", [30, 150, 700, 20_000])
