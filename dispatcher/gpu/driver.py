@@ -99,7 +99,7 @@ class RouteDriver:
             short = self._short
             if short is not None:
                 if (native := short.native) is not None:
-                    if native.turn(seconds):
+                    if native.turn(seconds) is not False:
                         return True
                     if native.n_flying:
                         short.adopt_late()

@@ -207,7 +207,8 @@ static void way_dealloc(Way* way) {
 }
 
 static PyMethodDef way_methods[] = {
-    {"turn", (PyCFunction)way_turn, METH_O, "Await the oldest text for so many seconds; whether it was answered."},
+    {"turn", (PyCFunction)way_turn, METH_O,
+     "Await the oldest text for so many seconds; whether it was answered, None if it is not due."},
     {"give_up", (PyCFunction)way_give_up, METH_NOARGS, "Take the oldest text from here."},
     {"open", (PyCFunction)way_open, METH_VARARGS, "What was found out about a text."},
     {"close", (PyCFunction)way_close, METH_O, "Forget what was found out for a short way."},

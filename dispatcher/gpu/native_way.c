@@ -199,15 +199,13 @@ static int is_oldest(const Way* way, int64_t began_ns) {
     return way->n_flying > 0 && way->flights[0].began_ns == began_ns;
 }
 
-// Nap and look until the oldest text is answered: 1 = it is, or somebody else has it; 0 = it is late; -1 = an error.
-static int await(Way* way, int* was_late, int* has_napped) {
+// Nap and look until the oldest text is answered: 1 = it is, or somebody else has it; 0 = it is not; -1 = an error.
+static int await(Way* way, int64_t left_ns, int n_looks, int* was_late, int* has_napped) {
     const Flight* flight = &way->flights[0];
     const Completion* completion = flight->place->completion;
     const uint64_t epoch = flight->place->counts[0];
-    const int64_t began_ns = flight->began_ns;
-    int64_t left_ns = flight->due_ns - now_on(CLOCK_MONOTONIC);
-    const int64_t step_ns = (flight->due_ns - began_ns) / LONG_STEPS;
-    for (int i = 0; i < LONG_STEPS; i++, left_ns = step_ns) {
+    const int64_t began_ns = flight->began_ns, step_ns = (flight->due_ns - began_ns) / LONG_STEPS;
+    for (int i = 0; i < n_looks; i++, left_ns = step_ns) {
         if (left_ns > 0) {
             const struct timespec nap = {left_ns / 1000000000, left_ns % 1000000000};
             *has_napped = 1;
@@ -244,7 +242,8 @@ static void learn(const Flight* flight, int64_t now_ns, int was_late, int has_na
     size->predicted_ns = learned(size->predicted_ns, due, took, was_late, has_napped, &size->n_in_row);
 }
 
-// turn(seconds): whether the oldest text was answered. If not, and there is one, all are to be taken with `give_up`.
+// turn(seconds): whether the oldest text was answered; None if it is not due yet. If it is not answered, and there is
+// one, all are to be taken with `give_up`.
 PyObject* way_turn(Way* way, PyObject* seconds) {
     if (way->n_flying == 0 || !way->is_quiet || way->is_turning) Py_RETURN_FALSE;
     const double timeout_s = PyFloat_AsDouble(seconds);
@@ -253,13 +252,16 @@ PyObject* way_turn(Way* way, PyObject* seconds) {
     const int64_t cpu_ns = is_measured ? now_on(CLOCK_THREAD_CPUTIME_ID) : 0;
     const Flight* flight = &way->flights[0];
     const int64_t began_ns = flight->began_ns, left_ns = flight->due_ns - now_on(CLOCK_MONOTONIC);
-    if (left_ns > LONG_NAP_NS || left_ns > timeout_s * 1e9) Py_RETURN_FALSE;
+    if (left_ns > LONG_NAP_NS) Py_RETURN_FALSE;
+    const int is_short = timeout_s * 1e9 < (double)left_ns;
     int was_late = 0, has_napped = 0;
     way->is_turning = 1;
-    const int is_answered = await(way, &was_late, &has_napped);
+    const int is_answered = is_short ? await(way, (int64_t)(timeout_s * 1e9), 1, &was_late, &has_napped)
+                                     : await(way, left_ns, LONG_STEPS, &was_late, &has_napped);
     way->is_turning = 0;
     if (is_answered < 0) return NULL;
     if (!is_oldest(way, began_ns)) Py_RETURN_TRUE;
+    if (is_short && !is_answered && way->is_quiet) Py_RETURN_NONE;
     const Completion* completion = flight->place->completion;
     const uint32_t n_tokens = completion->n_tokens;
     const Py_ssize_t most = PyArray_SIZE((PyArrayObject*)flight->place->id_bytes) / 4;

@@ -136,6 +136,30 @@ def test_several_under_way(calls: NativeCalls, synthetic: Tokenizer) -> None:
     calls.right(6)
 
 
+def test_a_rest_that_is_over_before(module: ModuleType, synthetic: Tokenizer, tmp_path: Path) -> None:
+    """A caller that has no time to wait looks, and has its thread back; the text stays where it is."""
+    calls = NativeCalls(synthetic, tmp_path, DirectDevice())
+    calls.opened()
+    for place in calls.link._places.values():
+        place.predictions[0].seen(330_000, 200_000, False)
+    # Python learns how long replays of another size take, and tells C.
+    calls.start(text_of(330_000))
+    calls.right()
+    calls.until(lambda: calls.native.is_quiet)
+    n_stayed = 0
+    for seconds in (0.0, 1e-6) * 10:
+        calls.device.is_held = True
+        calls.start(text_of(330_000))
+        assert calls.rest(seconds)
+        # A thread that is interrupted for long may come when the text is late.
+        n_stayed += calls.native.n_flying
+        calls.complete()
+        calls.right()
+        calls.until(lambda: calls.native.is_quiet)
+    assert n_stayed > 0
+    calls.close()
+
+
 @pytest.mark.parametrize("n", [1, 3])
 def test_late_ones(calls: NativeCalls, synthetic: Tokenizer, n: int) -> None:
     """Python waits on for a text whose replay takes longer than naps go on; the next ones are launched from C again."""
