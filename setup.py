@@ -54,7 +54,7 @@ def native_way() -> Extension:
     """The short way of a long text."""
     import numpy
 
-    sources = [f"dispatcher/gpu/{name}.c" for name in ("native_way", "native_module")]
+    sources = [f"dispatcher/gpu/{name}.c" for name in ("native_way", "native_module", "native_ending")]
     depends = ["dispatcher/gpu/native_way.h"]
     return Extension("dispatcher.gpu.native_way", sources, include_dirs=[numpy.get_include()], depends=depends)
 

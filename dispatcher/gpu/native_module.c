@@ -62,6 +62,17 @@ static PyObject* way_close(Way* way, PyObject* owner) {
     Py_RETURN_NONE;
 }
 
+// The same, and how long its replays take.
+static PyObject* way_forget(Way* way, PyObject* owner) {
+    for (int i = 0; i < N_SIZES; i++) {
+        Size* size = &way->sizes[i];
+        if (size->owner != owner) continue;
+        size->bucket = 0;
+        Py_CLEAR(size->owner);
+    }
+    return way_close(way, owner);
+}
+
 static PyObject* way_calm(Way* way, PyObject* Py_UNUSED(none)) {
     way->thread = PyThread_get_thread_ident();
     way->is_quiet = 1;
@@ -76,8 +87,11 @@ static PyObject* way_expect(Way* way, PyObject* args) {
     const int bucket = bucket_of(n_bytes);
     Size* size = &way->sizes[bucket % N_SIZES];
     // What is known here is learned here.
-    if (predicted_ns > 0 && (size->owner != owner || size->bucket != bucket))
-        *size = (Size){owner, bucket, 0, predicted_ns};
+    if (predicted_ns > 0 && (size->owner != owner || size->bucket != bucket)) {
+        PyObject* old = size->owner;
+        *size = (Size){Py_NewRef(owner), bucket, 0, predicted_ns};
+        Py_XDECREF(old);
+    }
     Py_RETURN_NONE;
 }
 
@@ -95,6 +109,7 @@ static PyObject* way_drain(Way* way, PyObject* Py_UNUSED(none)) {
 
 static PyObject* way_kind_of(Way* way, PyObject* text) {
     Py_buffer bytes;
+    if (way->ascii == NULL) return PyErr_Format(PyExc_TypeError, "not made yet");
     if (PyObject_GetBuffer(text, &bytes, PyBUF_SIMPLE) < 0) return NULL;
     PyObject* kind = Py_NewRef(kind_of(way, bytes.buf, bytes.len));
     PyBuffer_Release(&bytes);
@@ -131,7 +146,8 @@ static int way_init(Way* way, PyObject* args, PyObject* named) {
                                      &route, &way->hold_from, &on_launch, &on_callback, &on_full))
         return -1;
     if ((way->lease_at = offset_of(text, "lease")) < 0 || (way->memory_at = offset_of(text, "memory")) < 0 ||
-        (way->unused_at = offset_of(lease, "unused")) < 0 || (way->hold_at = offset_of(ids, "hold")) < 0)
+        (way->unused_at = offset_of(lease, "unused")) < 0 || (way->place_at = offset_of(lease, "place")) < 0 ||
+        (way->hold_at = offset_of(ids, "hold")) < 0)
         return -1;
     way->text_type = (PyTypeObject*)Py_NewRef(text);
     way->ids_type = (PyTypeObject*)Py_NewRef(ids);
@@ -166,6 +182,7 @@ static int way_traverse(Way* way, visitproc visit, void* arg) {
         Py_VISIT(way->noted[i].owner);
         Py_VISIT(way->noted[i].ordinary);
     }
+    for (int i = 0; i < N_SIZES; i++) Py_VISIT(way->sizes[i].owner);
     Py_VISIT(way->text_type);
     Py_VISIT(way->ids_type);
     Py_VISIT(way->lease_type);
@@ -184,6 +201,7 @@ static int way_clear(Way* way) {
         clear_flight(&flight);
     }
     while (way->n_findings > 0) clear_finding(&way->findings[--way->n_findings]);
+    for (int i = 0; i < N_SIZES; i++) Py_CLEAR(way->sizes[i].owner);
     while (way->n_noted > 0) clear_note(&way->noted[--way->n_noted]);
     Py_CLEAR(way->on_failed_launch);
     Py_CLEAR(way->on_failed_callback);
@@ -212,6 +230,7 @@ static PyMethodDef way_methods[] = {
     {"give_up", (PyCFunction)way_give_up, METH_NOARGS, "Take the oldest text from here."},
     {"open", (PyCFunction)way_open, METH_VARARGS, "What was found out about a text."},
     {"close", (PyCFunction)way_close, METH_O, "Forget what was found out for a short way."},
+    {"forget", (PyCFunction)way_forget, METH_O, "Forget all of a short way."},
     {"calm", (PyCFunction)way_calm, METH_NOARGS, "Nothing else is under way, and the calling thread drives."},
     {"expect", (PyCFunction)way_expect, METH_VARARGS, "How long a replay of so many bytes takes, in ns."},
     {"drain", (PyCFunction)way_drain, METH_NOARGS, "Take what was noted, the last text first."},
@@ -232,7 +251,7 @@ static PyGetSetDef way_computed[] = {
     {"began_ns", (getter)way_began_ns, NULL, "When the oldest text under way was launched, or 0.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
-static PyTypeObject way_type = {
+PyTypeObject way_type = {
     .ob_base = PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dispatcher.gpu.native_way.NativeWay",
     .tp_basicsize = sizeof(Way),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
@@ -272,7 +291,10 @@ static int place_init(Place* place, PyObject* args, PyObject* Py_UNUSED(named)) 
 }
 
 static PyObject* place_close(Place* place, PyObject* Py_UNUSED(none)) {
-    Py_CLEAR(place->link);
+    place->is_closed = 1;
+    for (int i = 0; place->way != NULL && i < place->way->n_flying; i++)
+        if (place->way->flights[i].place == place) Py_RETURN_NONE;  // whoever takes it lets go
+    let_go(place);
     Py_RETURN_NONE;
 }
 
@@ -314,67 +336,6 @@ static PyTypeObject place_type = {
     .tp_traverse = (traverseproc)place_traverse,
     .tp_clear = (inquiry)place_clear,
     .tp_methods = place_methods,
-};
-
-// Ends with a lease, and gives its slot back.
-typedef struct {
-    PyObject_HEAD Way* way;
-    PyObject *give_back, *append, *entry;
-} Ending;
-
-static int ending_init(Ending* ending, PyObject* args, PyObject* Py_UNUSED(named)) {
-    PyObject *way, *give_back, *append, *entry;
-    if (!PyArg_ParseTuple(args, "O!OOO", &way_type, &way, &give_back, &append, &entry)) return -1;
-    if (ending->way != NULL) {
-        PyErr_SetString(PyExc_TypeError, "made already");
-        return -1;
-    }
-    ending->way = (Way*)Py_NewRef(way);
-    ending->give_back = Py_NewRef(give_back);
-    ending->append = Py_NewRef(append);
-    ending->entry = Py_NewRef(entry);
-    return 0;
-}
-
-static int ending_traverse(Ending* ending, visitproc visit, void* arg) {
-    Py_VISIT(ending->way);
-    Py_VISIT(ending->give_back);
-    Py_VISIT(ending->append);
-    Py_VISIT(ending->entry);
-    return 0;
-}
-
-static void ending_finalize(Ending* ending) {
-    if (ending->way == NULL) return;
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    // While nothing waits for a slot, nobody has to be told.
-    PyObject* given = ending->way->is_quiet ? PyObject_CallOneArg(ending->append, ending->entry)
-                                            : PyObject_CallNoArgs(ending->give_back);
-    if (given == NULL) PyErr_WriteUnraisable((PyObject*)ending);
-    Py_XDECREF(given);
-    PyErr_Restore(type, value, trace);
-}
-
-static void ending_dealloc(Ending* ending) {
-    if (PyObject_CallFinalizerFromDealloc((PyObject*)ending) < 0) return;
-    PyObject_GC_UnTrack(ending);
-    Py_CLEAR(ending->way);
-    Py_CLEAR(ending->give_back);
-    Py_CLEAR(ending->append);
-    Py_CLEAR(ending->entry);
-    Py_TYPE(ending)->tp_free((PyObject*)ending);
-}
-
-static PyTypeObject ending_type = {
-    .ob_base = PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dispatcher.gpu.native_way.NativeEnding",
-    .tp_basicsize = sizeof(Ending),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_new = PyType_GenericNew,
-    .tp_init = (initproc)ending_init,
-    .tp_finalize = (destructor)ending_finalize,
-    .tp_dealloc = (destructor)ending_dealloc,
-    .tp_traverse = (traverseproc)ending_traverse,
 };
 
 static PyObject* module_learned(PyObject* Py_UNUSED(module), PyObject* args) {

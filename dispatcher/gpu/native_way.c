@@ -66,7 +66,13 @@ static const Finding* find(const Way* way, PyObject* owner, const Py_buffer* tex
     return NULL;
 }
 
+// Of a slot whose model is gone: nothing of the link is kept.
+void let_go(Place* place) {
+    if (place->is_closed) Py_CLEAR(place->link);
+}
+
 void clear_flight(Flight* flight) {
+    if (flight->place != NULL) let_go(flight->place);
     Py_XDECREF(flight->place);
     Py_XDECREF(flight->call);
     Py_XDECREF(flight->text);
@@ -82,31 +88,41 @@ Flight pop_flight(Way* way) {
     return oldest;
 }
 
+// Whether a text has this lease, unused, and all of its memory; a slice may lie anywhere in the slot.
+static int is_whole(const Way* way, PyObject* text, PyObject* lease) {
+    if (Py_TYPE(text) != way->text_type || Py_TYPE(lease) != way->lease_type) return 0;
+    PyObject *memory = *member(text, way->memory_at), *unused = *member(lease, way->unused_at);
+    if (*member(text, way->lease_at) != lease || memory == NULL || !PyMemoryView_Check(memory)) return 0;
+    PyArrayObject* array = (PyArrayObject*)text;
+    const Py_buffer* all = PyMemoryView_GET_BUFFER(memory);
+    if (all->buf != PyArray_DATA(array) || all->len != PyArray_NBYTES(array)) return 0;
+    return unused != NULL && PyList_CheckExact(unused) && PyList_GET_SIZE(unused) == 1;
+}
+
 // take(text, lease, on_done, tokenizer, options, model, route): the call, or None
 PyObject* place_take(Place* place, PyObject* const* args, Py_ssize_t n_args) {
     if (n_args != 3 + N_ASKED) return PyErr_Format(PyExc_TypeError, "take() takes %d arguments", 3 + N_ASKED);
     Way* way = place->way;
     PyObject *text = args[0], *lease = args[1];
-    if (!way->is_quiet || Py_TYPE(text) != way->text_type || *member(text, way->lease_at) != lease) Py_RETURN_NONE;
-    PyObject *memory = *member(text, way->memory_at), *unused = *member(lease, way->unused_at);
-    // A slice has no memory of its own to look at: it may be anywhere in the slot.
-    if (memory == NULL || !PyMemoryView_Check(memory) || unused == NULL || !PyList_CheckExact(unused)) Py_RETURN_NONE;
+    if (way == NULL || !way->is_quiet || !is_whole(way, text, lease)) Py_RETURN_NONE;
     PyObject* call = PyObject_CallNoArgs(way->call_type);
     if (call == NULL) return NULL;
-    const Finding* found = find(way, place->owner, PyMemoryView_GET_BUFFER(memory), args + 3);
-    const Py_ssize_t n_bytes = PyMemoryView_GET_BUFFER(memory)->len;
+    // Making that may have run anything. Until the text is launched, nothing below lets go of the interpreter.
+    const Finding* found = NULL;
+    if (way->is_quiet && is_whole(way, text, lease))
+        found = find(way, place->owner, PyMemoryView_GET_BUFFER(*member(text, way->memory_at)), args + 3);
+    const Py_ssize_t n_bytes = PyArray_NBYTES((PyArrayObject*)text);
     const int bucket = bucket_of(n_bytes);
     Size* size = &way->sizes[bucket % N_SIZES];
     const int64_t begin_ns = now_on(CLOCK_MONOTONIC);
-    // Until it is launched, nothing below lets go of the interpreter.
-    if (found == NULL || begin_ns >= found->until_ns || !way->is_quiet || way->n_flying == MAX_FLIGHTS ||
+    if (found == NULL || begin_ns >= found->until_ns || way->n_flying == MAX_FLIGHTS ||
         way->thread != PyThread_get_thread_ident() || place->link == NULL || n_bytes < place->min_bytes ||
         n_bytes > place->capacity || size->bucket != bucket || size->owner != place->owner ||
-        size->predicted_ns > LONG_NAP_NS || PyList_GET_SIZE(unused) != 1) {
+        size->predicted_ns > LONG_NAP_NS || *member(lease, way->place_at) != (PyObject*)place || place->is_closed) {
         Py_DECREF(call);
         Py_RETURN_NONE;
     }
-    if (PyList_SetSlice(unused, 0, 1, NULL) < 0) {
+    if (PyList_SetSlice(*member(lease, way->unused_at), 0, 1, NULL) < 0) {
         Py_DECREF(call);
         return NULL;
     }
@@ -122,7 +138,7 @@ PyObject* place_take(Place* place, PyObject* const* args, Py_ssize_t n_args) {
     flight->ordinary = Py_NewRef(found->ordinary);
     flight->n_bytes = n_bytes;
     flight->began_ns = begin_ns;
-    flight->size = size;
+    flight->bucket = bucket;
     flight->due_ns = begin_ns + (int64_t)size->predicted_ns;
     place->starts[0] = 0;
     place->starts[1] = (uint32_t)n_bytes;
@@ -138,11 +154,8 @@ PyObject* place_take(Place* place, PyObject* const* args, Py_ssize_t n_args) {
     if (status != 0) {
         way->is_quiet = 0;
         PyObject* told = PyObject_CallFunction(way->on_failed_launch, "i", status);
-        if (told == NULL) {
-            Py_DECREF(call);
-            return NULL;
-        }
-        Py_DECREF(told);
+        if (told == NULL) PyErr_WriteUnraisable(way->on_failed_launch);
+        Py_XDECREF(told);
     }
     return call;
 }
@@ -160,7 +173,6 @@ static PyObject* ids_of(Way* way, PyObject* id_bytes, PyObject* lease, uint32_t 
         return NULL;
     }
     Py_XSETREF(*member(ids, way->hold_at), Py_NewRef(lease));
-    way->n_views++;
     return ids;
 }
 
@@ -216,6 +228,7 @@ static int await(Way* way, int64_t left_ns, int n_looks, int* was_late, int* has
         }
         if (atomic_load_explicit(&completion->epoch, memory_order_acquire) == epoch) return 1;
         if (*has_napped && PyErr_CheckSignals() < 0) return -1;
+        if (!is_oldest(way, began_ns)) return 1;
         *was_late = *has_napped;
     }
     return 0;
@@ -236,27 +249,37 @@ double learned(double known, double due, double took, int was_late, int has_napp
     return known + (took > known ? LATE_WEIGHT : EARLY_WEIGHT) * (took - known);
 }
 
-static void learn(const Flight* flight, int64_t now_ns, int was_late, int has_napped) {
-    Size* size = flight->size;
+static void learn(Way* way, const Flight* flight, int64_t now_ns, int was_late, int has_napped) {
+    Size* size = &way->sizes[flight->bucket % N_SIZES];
+    if (size->bucket != flight->bucket || size->owner != flight->place->owner) return;  // it was taken for another one
     const double due = (double)(flight->due_ns - flight->began_ns), took = (double)(now_ns - flight->began_ns);
     size->predicted_ns = learned(size->predicted_ns, due, took, was_late, has_napped, &size->n_in_row);
+}
+
+// Whether notes were counted without an error.
+static int count_noted(Way* way) {
+    PyObject* counted = PyObject_CallNoArgs(way->on_full);
+    Py_XDECREF(counted);
+    return counted != NULL;
 }
 
 // turn(seconds): whether the oldest text was answered; None if it is not due yet. If it is not answered, and there is
 // one, all are to be taken with `give_up`.
 PyObject* way_turn(Way* way, PyObject* seconds) {
     if (way->n_flying == 0 || !way->is_quiet || way->is_turning) Py_RETURN_FALSE;
-    const double timeout_s = PyFloat_AsDouble(seconds);
-    if (timeout_s == -1 && PyErr_Occurred()) return NULL;
+    const double timeout_ns = PyFloat_AsDouble(seconds) * 1e9;
+    if (timeout_ns < 0 && PyErr_Occurred()) return NULL;
+    if (way->n_noted == MAX_NOTED && !count_noted(way)) return NULL;
+    if (way->n_flying == 0 || !way->is_quiet) Py_RETURN_FALSE;
     const int is_measured = way->n_taken % MEASURED == 0;
     const int64_t cpu_ns = is_measured ? now_on(CLOCK_THREAD_CPUTIME_ID) : 0;
     const Flight* flight = &way->flights[0];
     const int64_t began_ns = flight->began_ns, left_ns = flight->due_ns - now_on(CLOCK_MONOTONIC);
     if (left_ns > LONG_NAP_NS) Py_RETURN_FALSE;
-    const int is_short = timeout_s * 1e9 < (double)left_ns;
+    const int is_short = timeout_ns < (double)left_ns;
     int was_late = 0, has_napped = 0;
     way->is_turning = 1;
-    const int is_answered = is_short ? await(way, (int64_t)(timeout_s * 1e9), 1, &was_late, &has_napped)
+    const int is_answered = is_short ? await(way, timeout_ns > 0 ? (int64_t)timeout_ns : 0, 1, &was_late, &has_napped)
                                      : await(way, left_ns, LONG_STEPS, &was_late, &has_napped);
     way->is_turning = 0;
     if (is_answered < 0) return NULL;
@@ -268,7 +291,7 @@ PyObject* way_turn(Way* way, PyObject* seconds) {
     if (!is_answered || completion->any_flagged || (Py_ssize_t)n_tokens > most || way->n_noted == MAX_NOTED)
         Py_RETURN_FALSE;
     const int64_t now_ns = now_on(CLOCK_MONOTONIC);
-    if (flight->is_alone && way->n_flying == 1) learn(flight, now_ns, was_late, has_napped);
+    if (flight->is_alone && way->n_flying == 1) learn(way, flight, now_ns, was_late, has_napped);
     // Whatever a collection of garbage runs meanwhile, these live.
     PyObject *id_bytes = Py_NewRef(flight->place->id_bytes), *lease = Py_NewRef(flight->lease);
     PyObject* ids = ids_of(way, id_bytes, lease, n_tokens);
@@ -283,6 +306,7 @@ PyObject* way_turn(Way* way, PyObject* seconds) {
     }
     Flight ended = pop_flight(way);
     // Noted before the callback, which may look, or never return here.
+    way->n_views += (Py_ssize_t)n_tokens * 4 >= way->hold_from;
     Note* note = &way->noted[way->n_noted++];
     note->owner = Py_NewRef(ended.place->owner);
     note->ordinary = ended.ordinary;
@@ -299,11 +323,7 @@ PyObject* way_turn(Way* way, PyObject* seconds) {
     Py_XDECREF(returned);
     clear_flight(&ended);
     if (!goes_on) return NULL;
-    if (way->n_noted == MAX_NOTED) {
-        PyObject* counted = PyObject_CallNoArgs(way->on_full);
-        if (counted == NULL) return NULL;
-        Py_DECREF(counted);
-    }
+    if (way->n_noted == MAX_NOTED && !count_noted(way)) return NULL;
     Py_RETURN_TRUE;
 }
 
@@ -331,6 +351,7 @@ PyObject* way_give_up(Way* way, PyObject* Py_UNUSED(none)) {
     PyTuple_SET_ITEM(given, 5, flight.on_done);
     PyTuple_SET_ITEM(given, 6, flight.ordinary);
     PyTuple_SET_ITEM(given, 7, began_ns);
+    let_go(flight.place);
     Py_DECREF(flight.place);
     return given;
 }

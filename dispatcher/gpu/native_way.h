@@ -1,4 +1,4 @@
-// What `native_way.c` and `native_module.c` share.
+// What the sources of `native_way` share.
 
 #pragma once
 
@@ -50,7 +50,8 @@ typedef struct Way Way;
 typedef struct {
     PyObject_HEAD Way* way;
     PyObject* owner;     // the `ShortWay` whose texts lie here
-    PyObject* link;      // what the link calls it, for `give_up`; NULL once it is closed
+    PyObject* link;      // what the link calls it, for `give_up`
+    int is_closed;       // its model is gone
     PyObject* id_bytes;  // all ids of the slot
     LaunchGraph launch;
     void *graphs[2], *stream;
@@ -63,7 +64,7 @@ typedef struct {
 
 // How long replays of texts of about one size take. `bucket` 0: not known.
 typedef struct {
-    PyObject* owner;  // only to be compared
+    PyObject* owner;
     int bucket, n_in_row;
     double predicted_ns;
 } Size;
@@ -85,7 +86,7 @@ typedef struct {
     PyObject *call, *text, *lease, *on_done, *ordinary;
     Py_ssize_t n_bytes;
     int64_t began_ns, due_ns;
-    Size* size;
+    int bucket;
     int is_alone;  // nothing was under way when it was launched
 } Flight;
 
@@ -103,12 +104,15 @@ struct Way {
     unsigned long long n_views;
     Py_ssize_t hold_from;
     PyTypeObject *text_type, *ids_type, *lease_type;
-    Py_ssize_t lease_at, memory_at, unused_at, hold_at;
+    Py_ssize_t lease_at, memory_at, unused_at, place_at, hold_at;
     PyObject *call_type, *result_type, *ascii, *mixed, *wide, *route, *on_failed_launch, *on_failed_callback, *on_full;
 };
 
+extern PyTypeObject way_type, ending_type;
+
 int bucket_of(Py_ssize_t n_bytes);
 PyObject* kind_of(const Way* way, const uint8_t* text, Py_ssize_t n_bytes);
+void let_go(Place* place);
 void clear_flight(Flight* flight);
 Flight pop_flight(Way* way);
 double learned(double known, double due, double took, int was_late, int has_napped, int* n_in_row);

@@ -163,6 +163,8 @@ class ShortWay:
     def forget(self) -> None:
         """The model is gone."""
         self.close()
+        if (native := self._ways.native) is not None:
+            native.forget(self)
         for place in tuple(self._places.values()):
             place.close()
         self._places.clear()

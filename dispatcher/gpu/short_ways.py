@@ -67,6 +67,8 @@ class ShortWays:
             with self.lock:
                 way = self._ways.get(queue.key)
                 if way is None or way.queue is not queue:
+                    if way is not None:
+                        way.forget()
                     way = self._ways[queue.key] = ShortWay(self, queue)
         return way
 
@@ -141,8 +143,8 @@ class ShortWays:
         """A model is gone; its texts that are under way are still answered."""
         way = self._ways.pop(model_key, None)
         if way is not None:
-            self.adopt_late()
             way.forget()
+            self.adopt_late()
             self.settle()
             self._settle(way)
 

@@ -53,7 +53,7 @@ def native_module() -> ModuleType:
         pytest.skip("needs a C compiler and Python's headers")
     library = Path(mkdtemp(prefix="sidetok-")) / "native_way.so"
     warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-cast-function-type", "-Wno-missing-field-initializers"]
-    sources = [str(FOLDER / f"{part}.c") for part in ("native_way", "native_module")]
+    sources = [str(FOLDER / f"{part}.c") for part in ("native_way", "native_module", "native_ending")]
     headers = [f"-I{include}", f"-I{np.get_include()}"]
     command = [compiler, "-O2", *warnings, "-shared", "-fPIC", *headers, *sources, "-o", str(library)]
     try:
