@@ -161,16 +161,11 @@ class Standing:
         return LONGER if seen.n_tries >= TRIES and abs(seen.slower) < LIKE else 1.0
 
 
-def next_way(kept: str, others: Mapping[str, Seen], alike: str = "") -> str:
-    """The way to keep: the fastest, or of those that are as fast the one with the least host CPU.
-
-    `alike`: the route that all predictions chose lately. To go there without them is the same, for less.
-    """
+def next_way(kept: str, others: Mapping[str, Seen]) -> str:
+    """The way to keep: the fastest, or of those that are as fast the one with the least host CPU."""
     known = {way: seen for way, seen in others.items() if seen.n_tries >= TRIES}
     best = min([0.0, *(seen.slower for seen in known.values())])
     near = {way: seen.dearer for way, seen in known.items() if seen.slower <= best + NEAR}
-    if kept == PREDICTED and alike in near:
-        return alike
     stays = best >= -NEAR
     way = kept if stays else min(known, key=lambda way: known[way].slower)
     dearer = 0.0 if stays else near[way]

@@ -191,7 +191,7 @@ class Ways:
         """After a spell of the way that is kept."""
         way, at = spell.way, self._standing_at(measure.load)
         if at is not None and at.kept == way:
-            self._learn(at, measure, now_ns, self._alike())
+            self._learn(at, measure, now_ns)
         self._note_load(measure, now_ns)
         if self._standing is at and at.kept == way and at.before is not None and not self._is_other:
             older, newer = self._predictions
@@ -218,16 +218,8 @@ class Ways:
             return self._standing
         return self._standings.get(round(load))
 
-    def _alike(self) -> str:
-        """The route that all predictions of the last spells chose, if they did."""
-        older, newer = self._predictions
-        for route, other in ((GPU, CPU), (CPU, GPU)):
-            if older[route] == newer[route] == 0.0 and older[other] > 0.0 and newer[other] > 0.0:
-                return route
-        return ""
-
     @staticmethod
-    def _learn(at: Standing, after: Measure, now_ns: int, alike: str) -> None:
+    def _learn(at: Standing, after: Measure, now_ns: int) -> None:
         """From one more spell of the way that is kept at a load."""
         for seen in at.others.values():
             seen.n_since += after.n_answers
@@ -244,7 +236,7 @@ class Ways:
             )
             is_steady = abs(after.time - before.time) <= CHANGED
             at.time = (before.time + after.time) / 2 if is_steady else min(before.time, after.time)
-            at.keep(next_way(at.kept, at.others, alike))
+            at.keep(next_way(at.kept, at.others))
         elif before is not None and min(before.time, after.time) > at.time + CHANGED:
             at.doubt(after.time, by=min(before.time, after.time) - at.time)
         if at.kept == kept:

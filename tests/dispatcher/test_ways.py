@@ -93,22 +93,6 @@ def test_the_way_to_keep(cpu: Seen, gpu: Seen, expected: str) -> None:
     assert next_way(PREDICTED, {CPU: cpu, GPU: gpu}) == expected
 
 
-@pytest.mark.parametrize(
-    ("gpu", "alike", "expected"),
-    [
-        (seen(1.04), GPU, GPU),
-        (seen(0.97), GPU, GPU),
-        (seen(1.07), GPU, PREDICTED),
-        (seen(1.04, n_tries=1), GPU, PREDICTED),
-        (seen(1.04), CPU, PREDICTED),
-        (seen(1.04), "", PREDICTED),
-    ],
-)
-def test_predictions_that_all_say_the_same(gpu: Seen, alike: str, expected: str) -> None:
-    """Are left out, where that is as fast: it is the same route."""
-    assert next_way(PREDICTED, {CPU: seen(1.5), GPU: gpu}, alike) == expected
-
-
 def test_tries_are_averaged() -> None:
     """One more changes little when there were many; a clear one is enough to go by. What is faster costs nothing."""
     tested = Seen()
