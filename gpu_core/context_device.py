@@ -186,6 +186,11 @@ class CudaContext:
         """See `ExecutionContext.in_doubt`."""
         return self._forms is not None and self._forms.doubts.are_any
 
+    @property
+    def epoch(self) -> int:
+        """Of the last replay."""
+        return self._counts[0]
+
     def launch_normalized(self) -> bool:
         """See `ExecutionContext.launch_normalized`."""
         last, forms = self._last, self._forms

@@ -29,7 +29,7 @@ def wrong_decimals(encoder: Encoder, batch: list[bytes]) -> tuple[int, list[str]
     starts: list[int] = words.tolist()
     wrong: list[str] = []
     for _ in range(N_TURNS):
-        epoch = context._epoch
+        epoch = context.epoch
         encoding = _replayed(encoder, lease, n_bytes, len(batch))
         where = f"{len(batch)} documents, {n_bytes} bytes"
         # Of several reasons, a document has the one that was written last.
@@ -45,7 +45,7 @@ def wrong_decimals(encoder: Encoder, batch: list[bytes]) -> tuple[int, list[str]
         if bytes(context.decimals[:n_written]) != text[:n_written]:
             wrong.append(f"decimals: other text, {where}")
         # The text of a second replay lies on that of the first one.
-        if context._epoch == epoch + 1 and any(context.decimals[n_written : n_written + 64]):
+        if context.epoch == epoch + 1 and any(context.decimals[n_written : n_written + 64]):
             wrong.append(f"decimals: more text than there is, {where}")
         for i in range(len(batch)):
             found = encoding.decimals(i)

@@ -125,9 +125,9 @@ class SecondReplays:
         context: Any = lease.context
         context.text[:n_bytes], context.document_starts[: len(starts)] = b"".join(batch), starts
         for turn in range(8):
-            before = context._epoch
+            before = context.epoch
             encoding = self.encoder.replay(lease, n_bytes, len(batch), decimals=turn % 4 == 3)
-            self.n_checked["at once"] += context.in_normal_form and context._epoch == before + 1
+            self.n_checked["at once"] += context.in_normal_form and context.epoch == before + 1
             for i, right in enumerate(expected):
                 if i in encoding.needs_cpu:
                     continue
