@@ -11,10 +11,6 @@ from typing import NamedTuple
 
 from dispatcher.policy import CPU, GPU
 
-TREND_SPELLS, TREND_DOUBT = 16, 4
-"""Spells that a trend is taken over, and how many count as much as the assumption that there is none."""
-STEEPEST = 3.0
-"""Trend at most."""
 FULL = 64
 """With more answers under way, it is their rate that tells ways apart: what waits makes each take long, any way."""
 
@@ -130,11 +126,6 @@ class Measure(NamedTuple):
     """... and what they took in sum."""
 
     @property
-    def documents(self) -> float:
-        """Of an answer, on average."""
-        return math.exp2(self.load) / self.rate
-
-    @property
     def n_under_way(self) -> float:
         """Answers that were under way together."""
         return math.exp(self.time) * self.rate * 1e-9
@@ -148,23 +139,11 @@ class Measure(NamedTuple):
         """Whether all three are full: then their rates hardly depend on luck."""
         return self.is_full and before.is_full and after.is_full
 
-    def is_other_load(self, before: Measure, by: float) -> bool:
-        """Whether the load differs by so much (a logarithm, base 2), and not only since it waits for answers.
-
-        Callers of which each waits for its answer keep as many under way, however long that takes.
-        """
-        under_way = math.log2(max(self.n_under_way, 1e-9) / max(before.n_under_way, 1e-9))
-        return abs(self.load - before.load) > by and abs(under_way) > by
-
-    def slower_than(self, before: Measure, after: Measure, slope: float = 0.0) -> float:
-        """Logarithm of how many times as long answers took as in the spells around it.
-
-        `slope`: how much longer they take (a logarithm) the way that is kept, for twice the load (see `Trend`).
-        """
+    def slower_than(self, before: Measure, after: Measure) -> float:
+        """Logarithm of how many times as long answers took as in the spells around it."""
         if self.is_full_as(before, after):
             return math.log(before.rate * after.rate) / 2 - math.log(self.rate)
-        more = self.load - (before.load + after.load) / 2
-        return self.time - (before.time + after.time) / 2 - slope * more
+        return self.time - (before.time + after.time) / 2
 
     def dearer_than(self, before: Measure, after: Measure) -> float:
         """Logarithm of how many times as much host CPU an answer took as in the spells around it."""
@@ -174,38 +153,6 @@ class Measure(NamedTuple):
         """What it cost all that were answered in it and after it, in answers of the time before."""
         n_answers = self.n_answers + after.n_answers
         return max(0.0, (self.spent_ns + after.spent_ns) / before.mean_ns - n_answers)
-
-
-class Trend:
-    """What answers take the way that is kept, by how much came in a spell: most of the noise near saturation."""
-
-    __slots__ = ("_both", "_load", "_n", "_of_load", "_of_time", "_time")
-
-    def __init__(self) -> None:
-        self._n = 0
-        self._load = self._time = self._of_load = self._of_time = self._both = 0.0
-        """Means, variances and covariance."""
-
-    def note(self, load: float, time: float) -> None:
-        """One more spell: logarithms, of base 2 and natural."""
-        self._n = min(self._n + 1, TREND_SPELLS)
-        part = 1 / self._n
-        load, time = load - self._load, time - self._time
-        self._load += load * part
-        self._time += time * part
-        self._of_load = (1 - part) * (self._of_load + part * load * load)
-        self._of_time = (1 - part) * (self._of_time + part * time * time)
-        self._both = (1 - part) * (self._both + part * load * time)
-
-    @property
-    def slope(self) -> float:
-        """How much longer answers take (a logarithm) for twice the load, so far as it is the load that explains it."""
-        # Callers that wait for their answers ask for less when these take long: that is no trend.
-        if self._both <= 0.0 or not self._of_time:
-            return 0.0
-        slope = self._both / self._of_load
-        explained = slope * self._both / self._of_time
-        return min(slope, STEEPEST) * explained * self._n / (self._n + TREND_DOUBT)
 
 
 def mean_log(times: list[int]) -> float:

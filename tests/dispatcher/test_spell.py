@@ -7,7 +7,7 @@ import math
 import pytest
 
 from dispatcher.policy import CPU, GPU, PREDICTED
-from dispatcher.spell import FULL, TREND_DOUBT, TREND_SPELLS, Measure, Spell, Trend
+from dispatcher.spell import FULL, Measure, Spell
 from tests.dispatcher.route_rig import MS, US
 
 SECOND = 1_000_000_000
@@ -59,22 +59,6 @@ def test_spells_are_compared_with_those_around_them() -> None:
     assert middle.slower_than(before, after) == pytest.approx(0.0)
     assert spell(1_000, 4 * MS).slower_than(before, after) == pytest.approx(math.log(2))
     assert spell(500, MS).dearer_than(before, after) == pytest.approx(math.log(2))
-
-
-def test_a_trend_is_what_the_load_explains() -> None:
-    """Near saturation answers take longer the more comes; noise, and callers that wait for answers, are no trend."""
-    steep, waits, noise = Trend(), Trend(), Trend()
-    assert steep.slope == 0.0
-    for number in range(40):
-        load = 13.0 + 0.1 * (number % 5)
-        steep.note(load, 14.0 + 2.0 * load)
-        waits.note(load, 14.0 - load)
-        noise.note(load, 14.0 + 0.3 * (number * 7 % 11))
-    assert steep.slope == pytest.approx(2.0 * TREND_SPELLS / (TREND_SPELLS + TREND_DOUBT))
-    assert waits.slope == 0.0
-    assert abs(noise.slope) < 0.1
-    before, more = spell(1_000, MS), spell(2_000, 4 * MS)
-    assert more.slower_than(before, before, slope=1.5) == pytest.approx(math.log(4) - 1.5)
 
 
 def test_a_full_service_is_judged_by_its_rate() -> None:

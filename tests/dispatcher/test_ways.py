@@ -6,14 +6,24 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
 
 import pytest
 
 from dispatcher.policy import ADAPTIVE, CPU, GPU, PREDICTED
-from dispatcher.spell import Measure
-from dispatcher.standing import FIRST_ANSWERS, KNOWN, TRY_EVERY, Seen, Standing, next_way
-from dispatcher.ways import ANSWERS, BURST, FAR_ANSWERS, LOAD_DOUBT, QUIET_RATE, WAYS, Ways
+from dispatcher.ways import (
+    ANSWERS,
+    FAR_ANSWERS,
+    FIRST_ANSWERS,
+    KNOWN,
+    LOAD_DOUBT,
+    QUIET_RATE,
+    TRY_EVERY,
+    WAYS,
+    Seen,
+    Standing,
+    Ways,
+    next_way,
+)
 from tests.dispatcher.route_rig import MS, US
 from tests.dispatcher.served_host import Service, Work, h200
 
@@ -142,38 +152,6 @@ def test_when_a_way_is_tried(tried: Seen, slower_by: dict[str, float], n_since: 
     assert standing.due(slower_by, ANSWERS) == GPU
 
 
-def test_a_try_that_says_nothing_counts() -> None:
-    """It cost what it cost: the next one comes as late as after any other, the later the more there were."""
-    standing, before = Standing(PREDICTED), Measure(math.log(MS), 0.0, 1_000.0, 10.0, MS, 100, 100 * MS)
-    standing.before = before
-    burst = before._replace(n_answers=40, spent_ns=90 * MS)
-    gpu = standing.others[GPU]
-    for n_lost in (1, 2, 3):
-        gpu.n_since = 10_000
-        standing.end_try(GPU, burst, is_cut=True)
-        assert standing.tried is None
-        assert (gpu.n_since, gpu.n_lost, gpu.cost) == (0, n_lost, 50.0)
-        gpu.n_since = max(TRY_EVERY * 50, FIRST_ANSWERS << n_lost) - 1
-        assert standing.due({}, ANSWERS) == PREDICTED
-        gpu.n_since += 1
-        assert standing.due({}, ANSWERS) == GPU
-    standing.end_try(GPU, before)
-    assert standing.tried == (GPU, before)
-    gpu.learn(0.1, 0.0, 1.0)
-    assert gpu.n_lost == 0
-
-
-def test_a_try_at_another_load_says_nothing() -> None:
-    """Unless callers wait for their answers: then a slow way makes the load less itself."""
-    standing, before = Standing(PREDICTED), Measure(math.log(MS), 0.0, 8_000.0, 13.0, MS, 100, 100 * MS)
-    standing.before = before
-    standing.end_try(GPU, before._replace(rate=1_000.0, load=10.0))
-    assert standing.tried is None
-    waited = before._replace(time=math.log(8 * MS), rate=1_000.0, load=10.0)
-    standing.end_try(GPU, waited)
-    assert standing.tried == (GPU, waited)
-
-
 def test_what_is_clear_is_not_doubted() -> None:
     """A way that is slow by far stays known where it would be slow even so; what is not clear counts as one try."""
     standing = Standing(GPU, {CPU: seen(12.0, n_tries=5), PREDICTED: seen(1.1, n_tries=5)})
@@ -248,44 +226,6 @@ def test_another_load_is_seen_at_once() -> None:
     for rate, best in ((1_000, CPU), (8_000, GPU)) * 3:
         n_until = max(100, int(rate * 0.05))
         assert clients.ask(rate, n_until + 400)[n_until:].count(best) >= 0.85 * 400
-
-
-@pytest.mark.parametrize(
-    ("slow", "fast", "half_ms"),
-    [(500, 20_000, 5), (2_000, 40_000, 25), (1_000, 8_000, 25), (1_000, 8_000, 50), (3_000, 12_000, 10)],
-)
-def test_a_load_that_alternates_is_known_too(slow: float, fast: float, half_ms: int) -> None:
-    """The best way is found although hardly three spells in a row are at one load, and tries of a slow one are few."""
-    clients = Clients(lambda way, rate: {GPU: 100 * US, PREDICTED: 130 * US, CPU: 700 * US}[way])
-    for _ in range(1_000 // half_ms):
-        for rate in (slow, fast):
-            clients.ask(rate, max(1, int(rate * half_ms / 1_000)))
-    later = clients.taken[len(clients.taken) // 2 :]
-    assert later.count(GPU) >= 0.9 * len(later)
-    assert clients.taken.count(CPU) <= 0.006 * len(clients.taken)
-
-
-def test_a_load_that_becomes_more_ends_a_try() -> None:
-    """What comes in a burst does not take a slow way until enough of the load before it is answered."""
-    clients = Clients(lambda way, rate: 8 * MS if way == CPU else MS)
-    while clients.ask(1_000, 1) != [CPU]:
-        pass
-    first = len(clients.taken) - 1
-    clients.ask(40_000, 4_000)
-    assert clients.taken[first:].index(PREDICTED) <= 2 * BURST
-
-
-def test_a_try_that_a_pause_cuts_short_counts() -> None:
-    """Who asks again is not sent the same way at once."""
-    clients = Clients(lambda way, rate: MS)
-    while clients.ask(1_000, 1) == [PREDICTED]:
-        pass
-    tried = clients.taken[-1]
-    for _ in range(20):
-        clients.now_ns += 400 * MS
-        clients.ask(1_000, 160)
-    n_tries = sum(a != tried == b for a, b in pairwise(clients.taken))
-    assert n_tries <= 10
 
 
 @pytest.mark.parametrize("pause_ms", [30, 150, 700, 20_000])
